@@ -1,0 +1,184 @@
+"""Cards: which run a page shows, what to download, which lessons there are."""
+
+import recordings
+import runs
+from docutils import nodes
+from figures import inked
+from lessons import Lesson, find, of_docname
+from sphinx import addnodes
+from sphinx.errors import ExtensionError
+from sphinx.locale import _
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+from sphinx.util.i18n import docname_to_domain
+
+
+def lesson_named(directive: SphinxDirective, stem: str) -> Lesson:
+    """The lesson of that stem; pages that show it are read again when it changes."""
+    lesson = find().get(stem)
+    if lesson is None:
+        raise ExtensionError(f"{directive.env.docname}: there is no lesson '{stem}'")
+    for source in runs.sources(stem):
+        directive.env.note_dependency(str(source))
+    return lesson
+
+
+def paragraph(text: str, *classes: str) -> nodes.paragraph:
+    return nodes.paragraph("", "", nodes.Text(text), classes=list(classes))
+
+
+def versions(manifest: dict) -> str:
+    """``torch 2.11.0 · triton 3.6.0 · …`` of a recording."""
+    names = {"driver": _("driver"), "cuda": "CUDA", "torch": "torch", "triton": "triton"}
+    names["python"] = "Python"
+    return " · ".join(f"{name} {manifest[key]}" for key, name in names.items() if key in manifest)
+
+
+class RecordedCard(SphinxDirective):
+    """``.. recorded-card:: lesson``: GPU, date and versions of the run shown."""
+
+    required_arguments = 1
+
+    def run(self):
+        lesson = lesson_named(self, self.arguments[0])
+        run = runs.current(lesson.stem)
+        card = nodes.container(classes=["run-card", f"run-{run.state}"])
+        if run.recording:
+            manifest = run.recording.manifest
+            place = {"gpu": manifest["gpu"]["name"], "date": manifest["date"]}
+        if run.state == "recorded":
+            card += paragraph(_("Recorded on {gpu}, {date}").format(**place), "run-title")
+        elif run.state == "executed":
+            card += paragraph(_("Executed on {gpu}, {date}").format(**place), "run-title")
+        elif run.state == "interpreter":
+            card += paragraph(_("Not GPU output"), "run-title")
+            card += paragraph(
+                _(
+                    "The recording does not fit the code of this page, so the outputs below come"
+                    " from Triton's interpreter on a CPU. Values are real; speeds are left out."
+                )
+            )
+        else:
+            card += paragraph(_("Not executed"), "run-title")
+            card += paragraph(_("No valid recording fits the code of this page."))
+        if run.recording:
+            card += paragraph(versions(manifest))
+        if not run.on_gpu:
+            card += nodes.paragraph("", "", nodes.literal("", run.reason))
+        if of_docname(self.env.docname) == lesson:
+            card += download_links(lesson, self.env.docname)
+        return [card]
+
+
+def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
+    line = paragraph(_("Download:") + " ", "downloads", "not-in-downloads")
+    for number, extension in enumerate(("py", "ipynb", "zip")):
+        name = f"{lesson.stem}.{extension}"
+        uri = "../" * docname.count("/") + f"downloads/{name}"
+        line += [nodes.Text(" · ")] * (number > 0)
+        line += nodes.reference("", name, refuri=uri, internal=True, download=name)
+    return line
+
+
+class LessonDownloads(SphinxDirective):
+    def run(self):
+        lesson = of_docname(self.env.docname)
+        return [nodes.container("", download_links(lesson, self.env.docname), classes=["not-in-downloads"])]
+
+
+class LessonCards(SphinxDirective):
+    """``.. lesson-cards:: part``: a card for each lesson of a part."""
+
+    required_arguments = 1
+
+    def run(self):
+        cards = nodes.container(classes=["lesson-cards"])
+        for lesson in find().values():
+            if lesson.part == self.arguments[0]:
+                cards += self.card(lesson)
+        if not cards.children:
+            raise self.error(f"no lesson in part '{self.arguments[0]}'")
+        return [cards]
+
+    def card(self, lesson):
+        lesson_named(self, lesson.stem)
+        domain = docname_to_domain(lesson.docname, self.config.gettext_compact)
+        for folder in self.config.locale_dirs:
+            catalog = f"{folder}/{self.config.language}/LC_MESSAGES/{domain}.po"
+            self.env.note_dependency(catalog)
+        card = nodes.container(classes=["lesson-card"], docname=lesson.docname)
+        run = runs.current(lesson.stem)
+        if run.recording and run.recording.figure(1).exists():
+            card += nodes.image(uri=inked(lesson.stem, 1, "muted"), alt="")
+        return card
+
+
+def fill_lesson_cards(app, doctree, docname) -> None:
+    """Write each card's title and first paragraph, translated by now."""
+    for card in doctree.findall(nodes.container):
+        if "lesson-card" not in card["classes"]:
+            continue
+        target = card["docname"]
+        title = app.env.titles[target].astext()
+        uri = app.builder.get_relative_uri(docname, target)
+        link = nodes.reference("", title, refuri=uri, internal=True)
+        intro = next(app.env.get_doctree(target).findall(nodes.paragraph)).astext()
+        card += [nodes.paragraph("", "", link, classes=["lesson-title"]), paragraph(intro)]
+
+
+class LessonRole(SphinxRole):
+    """``:lesson:`softmax```: a link to a lesson by its stem, with its title."""
+
+    def run(self):
+        lesson = find().get(self.text)
+        if lesson is None:
+            raise ExtensionError(f"{self.env.docname}: there is no lesson '{self.text}'")
+        xref = addnodes.pending_xref(
+            self.rawtext,
+            refdomain="std",
+            reftype="doc",
+            reftarget="/" + lesson.docname,
+            refexplicit=False,
+            refdoc=self.env.docname,
+            refwarn=True,
+        )
+        xref += nodes.inline(self.rawtext, self.text, classes=["xref", "std", "std-doc"])
+        return [xref], []
+
+
+class Recordings(SphinxDirective):
+    """``.. recordings::``: every recording there is, and whether it fits the code."""
+
+    def run(self):
+        header = [_("GPU"), _("Lesson"), _("Date"), _("Versions"), _("State")]
+        rows = []
+        for home in sorted(runs.COMMITTED.glob("*/*/")):
+            self.env.note_dependency(str(home / "manifest.json"))
+            try:
+                recording = recordings.read(home)
+                runs.load(home, lesson_named(self, home.name))
+                state = _("valid")
+            except recordings.RecordingError as error:
+                state = f"{_('stale')}: {error}"
+            manifest = recording.manifest
+            rows.append([manifest["gpu"]["name"], home.name, manifest["date"], versions(manifest), state])
+        return [table(header, rows)]
+
+
+def table(header: list[str], rows: list[list[str]]) -> nodes.table:
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in header), cols=len(header))
+    for kind, lines in ((nodes.thead, [header]), (nodes.tbody, rows)):
+        part = kind()
+        for line in lines:
+            part += nodes.row("", *(nodes.entry("", paragraph(text)) for text in line))
+        group += part
+    return nodes.table("", group)
+
+
+def setup(app):
+    app.add_directive("recorded-card", RecordedCard)
+    app.add_directive("lesson-downloads", LessonDownloads)
+    app.add_directive("lesson-cards", LessonCards)
+    app.add_directive("recordings", Recordings)
+    app.add_role("lesson", LessonRole())
+    app.connect("doctree-resolved", fill_lesson_cards)
+    return {"parallel_read_safe": True}
