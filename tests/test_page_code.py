@@ -18,7 +18,7 @@ import triton.language as tl
 
 x, y = torch.randn(2, 1003)
 out = torch.full((1024,), float("nan"))
-add_kernel[(4,)](x, y, out, 1003, BLOCK_SIZE=256)
+add_kernel[(4,)](x, y, out, 1003, BLOCK=256)
 assert torch.equal(out[:1003], x + y)
 assert out[1003:].isnan().all()
 """
