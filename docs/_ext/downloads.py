@@ -33,7 +33,7 @@ def parts(doctree: nodes.document) -> list[list[tuple[nodes.Node, int]]]:
                 walk(child, depth + 1)
             elif isinstance(child, nodes.figure):
                 captions.extend((caption, depth) for caption in child.findall(nodes.caption))
-            elif "not-in-downloads" not in child.get("classes", ()):
+            else:
                 found[-1].append((child, depth))
 
     walk(doctree, 0)

@@ -13,7 +13,7 @@ SKIPPED = (nodes.comment, nodes.target, nodes.image, nodes.raw, nodes.system_mes
 
 def blocks(node: nodes.Node, depth: int) -> str:
     """Markdown of one block-level node; ``depth`` counts the sections around it."""
-    if isinstance(node, SKIPPED):
+    if isinstance(node, SKIPPED) or "not-in-downloads" in node.get("classes", ()):
         return ""
     if isinstance(node, nodes.title):
         return "#" * depth + " " + inline(node)
@@ -24,7 +24,7 @@ def blocks(node: nodes.Node, depth: int) -> str:
     if isinstance(node, nodes.literal_block):
         return f"```{node.get('language', '').replace('none', '')}\n{node.astext()}\n```"
     if isinstance(node, nodes.math_block):
-        return f"$$\n{node.astext()}\n$$"
+        return f"$$\n{node.astext().strip()}\n$$"
     if isinstance(node, (nodes.bullet_list, nodes.enumerated_list)):
         return list_items(node, depth)
     if isinstance(node, nodes.definition_list):
@@ -60,7 +60,7 @@ def inline(node: nodes.Element) -> str:
 
 def span(node: nodes.Node) -> str:
     if isinstance(node, nodes.Text):
-        return re.sub(r"([\\`*_])", r"\\\1", node.astext())
+        return re.sub(r"[\\`*]|\b_|_\b", r"\\\g<0>", node.astext())
     if isinstance(node, nodes.literal):
         return code(node.astext())
     if isinstance(node, nodes.math):
