@@ -82,7 +82,11 @@ def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
 class LessonDownloads(SphinxDirective):
     def run(self):
         lesson = of_docname(self.env.docname)
-        return [nodes.container("", download_links(lesson, self.env.docname), classes=["not-in-downloads"])]
+        return [
+            nodes.container(
+                "", download_links(lesson, self.env.docname), classes=["not-in-downloads"]
+            )
+        ]
 
 
 class LessonCards(SphinxDirective):
@@ -160,7 +164,9 @@ class Recordings(SphinxDirective):
             except recordings.RecordingError as error:
                 state = f"{_('stale')}: {error}"
             manifest = recording.manifest
-            rows.append([manifest["gpu"]["name"], home.name, manifest["date"], versions(manifest), state])
+            rows.append(
+                [manifest["gpu"]["name"], home.name, manifest["date"], versions(manifest), state]
+            )
         return [table(header, rows)]
 
 

@@ -38,7 +38,9 @@ def execute_script(script_blocks, script_vars, gallery_conf, file_conf):
             return nothing
         if run.reason:
             log.warning("%s is executed: %s", lesson.stem, run.reason, type="recordings")
-        outputs, seconds = _execute(lesson, wanted, script_blocks, script_vars, gallery_conf, file_conf)
+        outputs, seconds = _execute(
+            lesson, wanted, script_blocks, script_vars, gallery_conf, file_conf
+        )
         if not script_vars.get("passing"):
             return outputs, seconds
         run = runs.current(lesson.stem)

@@ -71,7 +71,11 @@ def span(node: nodes.Node) -> str:
     if isinstance(node, nodes.strong):
         return f"**{text}**"
     if isinstance(node, nodes.reference) and ":" in node.get("refuri", ""):
-        return f"<{node['refuri']}>" if node.astext() == node["refuri"] else f"[{text}]({node['refuri']})"
+        return (
+            f"<{node['refuri']}>"
+            if node.astext() == node["refuri"]
+            else f"[{text}]({node['refuri']})"
+        )
     return text
 
 
@@ -101,7 +105,10 @@ def quote(text: str) -> str:
 
 def table(node) -> str:
     rows = [
-        [" ".join(inline(p) for p in entry.findall(nodes.paragraph)).replace("|", r"\|") for entry in row]
+        [
+            " ".join(inline(p) for p in entry.findall(nodes.paragraph)).replace("|", r"\|")
+            for entry in row
+        ]
         for row in node.findall(nodes.row)
     ]
     if not list(node.findall(nodes.thead)):

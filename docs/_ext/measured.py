@@ -1,9 +1,9 @@
 """Measured numbers in prose: the ``measured`` role reads them from a recording.
 
-    softmax triton metric=GB/s N=4096 dtype=bfloat16      a value with its unit
-    softmax triton/torch metric=GB/s N=4096               a speed-up
-    softmax min(triton/torch) metric=GB/s N>=2**20        the worst of several
-    softmax geomean(triton/torch) metric=us               their geometric mean
+softmax triton metric=GB/s N=4096 dtype=bfloat16      a value with its unit
+softmax triton/torch metric=GB/s N=4096               a speed-up
+softmax min(triton/torch) metric=GB/s N>=2**20        the worst of several
+softmax geomean(triton/torch) metric=us               their geometric mean
 """
 
 import math
@@ -22,7 +22,13 @@ from sphinx.util.docutils import SphinxRole
 log = logging.getLogger(__name__)
 
 UNITS = {"GB/s": "GB/s", "TFLOP/s": "TFLOP/s", "us": "µs"}
-OPERATORS = {"=": operator.eq, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+OPERATORS = {
+    "=": operator.eq,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 WHAT = re.compile(r"(?:(?P<how>min|geomean)\()?(?P<a>[^\s/()]+)(?:/(?P<b>[^\s/()]+))?(?(how)\))")
 CONDITION = re.compile(r"(?P<key>\w+)(?P<op>>=|<=|=|>|<)(?P<value>\S+)")
 
@@ -92,9 +98,7 @@ def quantity(value: float, metric: str) -> str:
     """Three digits and the unit; counts as they are."""
     if metric not in UNITS:
         return f"{value:.10g}"
-    if value == 0:
-        return f"0 {UNITS[metric]}"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     rounded = float(f"{value:.3g}")
     return f"{rounded:.{digits}f}\N{NO-BREAK SPACE}{UNITS[metric]}"
 

@@ -1,10 +1,10 @@
 """Recordings: what one run of a lesson printed, drew and measured, as a folder.
 
-    manifest.json   GPU, versions, date, seconds, code hash, SHA-256 of each file
-    outputs.json    reST that Sphinx-Gallery rendered, one string per code cell
-    results.json    the lesson's measurements
-    figure-N.svg    its figures in a neutral ink
-    excerpts/       its named texts (IR, PTX, device limits)
+manifest.json   GPU, versions, date, seconds, code hash, SHA-256 of each file
+outputs.json    reST that Sphinx-Gallery rendered, one string per code cell
+results.json    the lesson's measurements
+figure-N.svg    its figures in a neutral ink
+excerpts/       its named texts (IR, PTX, device limits)
 """
 
 import contextlib
@@ -65,6 +65,7 @@ def write(home: Path, manifest: dict, outputs, figures, results, excerpts) -> No
         }
         _dump(fresh / "manifest.json", manifest | {"hash_version": HASH_VERSION, "files": files})
         read(fresh)
+
 
 def publish(source: Path, home: Path) -> None:
     """Copy the recording ``source`` to ``home``, in place of the old one."""

@@ -1,10 +1,10 @@
 """Build the site, or record lessons: what the Makefile's targets call.
 
-    build.py html             both languages into _build/html, and the root page
-    build.py one              only the pages of the lessons in LESSON
-    build.py gettext          update the catalogs of the translation
-    build.py record           run the lessons in LESSON on this machine's GPU
-    build.py serve            show the site on this machine
+build.py html             both languages into _build/html, and the root page
+build.py one              only the pages of the lessons in LESSON
+build.py gettext          update the catalogs of the translation
+build.py record           run the lessons in LESSON on this machine's GPU
+build.py serve            show the site on this machine
 """
 
 import gzip
@@ -26,7 +26,12 @@ HTML = BUILD / "html"
 def sphinx(builder: str, out: Path, language: str, *more: str) -> None:
     """Run sphinx-build; end this process with its exit code when it fails."""
     command = [sys.executable, "-m", "sphinx", "-b", builder, "-c", str(ROOT)]
-    command += ["-d", str(BUILD / "doctrees" / f"{builder}-{language}"), "-D", f"language={language}"]
+    command += [
+        "-d",
+        str(BUILD / "doctrees" / f"{builder}-{language}"),
+        "-D",
+        f"language={language}",
+    ]
     command += os.environ.get("SPHINXOPTS", "-q").split()
     code = subprocess.run([*command, str(ROOT / "docs"), str(out), *more]).returncode
     if code:
@@ -58,7 +63,9 @@ def html(only=()) -> None:
     site_url += "/" * (site_url != "" and not site_url.endswith("/"))
     (HTML / "index.html").write_text(root_page(site_url), "utf-8")
     (HTML / ".nojekyll").touch()
-    print(f"built {', '.join(seconds)}, {time.monotonic() - start:.1f} s in all: {HTML / 'index.html'}")
+    print(
+        f"built {', '.join(seconds)}, {time.monotonic() - start:.1f} s in all: {HTML / 'index.html'}"
+    )
     print(page_weight())
 
 
@@ -66,7 +73,9 @@ def page_weight() -> str:
     """The largest page, compressed as a web server would send it."""
     sizes = {page: len(gzip.compress(page.read_bytes())) for page in HTML.rglob("*.html")}
     page = max(sizes, key=sizes.get)
-    return f"{len(sizes)} pages, the largest {sizes[page] / 1e3:.0f} kB gzip: {page.relative_to(HTML)}"
+    return (
+        f"{len(sizes)} pages, the largest {sizes[page] / 1e3:.0f} kB gzip: {page.relative_to(HTML)}"
+    )
 
 
 def one() -> None:
@@ -81,7 +90,9 @@ def gettext() -> None:
     sphinx("gettext", pot, "en")
     command = [sys.executable, "-m", "sphinx_intl", "-c", str(ROOT / "conf.py")]
     locale = str(ROOT / "docs" / "locale")
-    subprocess.run([*command, "update", "-p", str(pot), "-d", locale, "-l", "zh_CN", "-w", "0"], check=True)
+    subprocess.run(
+        [*command, "update", "-p", str(pot), "-d", locale, "-l", "zh_CN", "-w", "0"], check=True
+    )
 
 
 def record() -> None:

@@ -43,8 +43,10 @@ def base_python():
                 return path
             tried.append(result.stderr)
     if any("No module named" in text for text in tried):
-        stop("this Python has no venv module; install it (Debian: apt install python3-venv)"
-             " or give PYTHON=… that has the requirements")
+        stop(
+            "this Python has no venv module; install it (Debian: apt install python3-venv)"
+            " or give PYTHON=… that has the requirements"
+        )
     stop("Python 3.11 or 3.12 is needed; install one or give PYTHON=…")
 
 
