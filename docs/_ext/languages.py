@@ -103,8 +103,19 @@ def add_context(app, pagename, templatename, context, doctree) -> None:
     context["metatags"] = f"{context.get('metatags', '')}\n{links}\n"
 
 
+def leave_own_strings(app) -> None:
+    """Keep `make gettext` from updating sphinx.po, which is written by hand.
+
+    It holds the strings of templates, extensions and theme. Sphinx finds those of
+    templates only, so an update would mark the others as obsolete.
+    """
+    if app.builder.name == "gettext":
+        app.config.templates_path = []
+
+
 def setup(app):
     app.add_config_value("site_url", "", "html")
     app.connect("config-inited", configure)
+    app.connect("builder-inited", leave_own_strings)
     app.connect("html-page-context", add_context)
     return {"parallel_read_safe": True}
