@@ -85,14 +85,30 @@ def one() -> None:
 
 
 def gettext() -> None:
-    pot = BUILD / "gettext"
+    """Bring the catalogs up to date; changed messages keep their old translation as fuzzy."""
+    import polib
+
+    pot, locale = BUILD / "gettext", ROOT / "docs" / "locale"
     shutil.rmtree(pot, ignore_errors=True)
     sphinx("gettext", pot, "en")
-    command = [sys.executable, "-m", "sphinx_intl", "-c", str(ROOT / "conf.py")]
-    locale = str(ROOT / "docs" / "locale")
-    subprocess.run(
-        [*command, "update", "-p", str(pot), "-d", locale, "-l", "zh_CN", "-w", "0"], check=True
-    )
+    command = [sys.executable, "-m", "sphinx_intl", "update", "-p", str(pot), "-d", str(locale)]
+    subprocess.run([*command, "-l", "zh_CN", "-w", "0"], check=True)
+    for path in sorted(locale.rglob("*.po")):
+        catalog = polib.pofile(str(path), wrapwidth=0)
+        catalog.metadata = {
+            "Language": "zh_CN",
+            "Content-Type": "text/plain; charset=UTF-8",
+            "Content-Transfer-Encoding": "8bit",
+        }
+        catalog.metadata_is_fuzzy = False
+        if path.name != "sphinx.po":
+            catalog.header = ""
+        for entry in catalog.obsolete_entries():
+            catalog.remove(entry)
+        catalog.save()
+        left = len(catalog.untranslated_entries()) + len(catalog.fuzzy_entries())
+        if left:
+            print(f"{left} messages to translate in {path.relative_to(ROOT)}")
 
 
 def record() -> None:
