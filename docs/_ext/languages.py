@@ -39,6 +39,7 @@ THEME_STRINGS = [
 
 ROOT_PAGE = """<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <title>Learn Triton · 学习 Triton</title>
@@ -54,7 +55,10 @@ if (!(code in known)) {{
 location.replace(code + "/index.html" + location.search + location.hash);
 </script>
 <noscript><meta http-equiv="refresh" content="0; url=en/index.html"></noscript>
+</head>
+<body>
 <p>{choices}</p>
+</body>
 </html>
 """
 
@@ -99,6 +103,7 @@ def add_context(app, pagename, templatename, context, doctree) -> None:
         (re.sub("[{}]", "", text), re.sub("{(.*)}", lambda m: _(m[1]), text))
         for text in THEME_STRINGS
     ]
+    context["copyright"] = _(app.config.copyright)
     links = alternates(app.config.site_url or up, pagename)
     context["metatags"] = f"{context.get('metatags', '')}\n{links}\n"
 
