@@ -38,7 +38,9 @@ def blocks(node: nodes.Node, depth: int) -> str:
         return quote(body)
     if isinstance(node, nodes.block_quote):
         return quote(join(node.children, depth))
-    if isinstance(node, (nodes.section, nodes.container, nodes.figure, nodes.compound)):
+    if isinstance(node, nodes.section):
+        return join(node.children, depth + 1)
+    if isinstance(node, (nodes.container, nodes.figure, nodes.compound)):
         return join(node.children, depth)
     raise NotImplementedError(f"Markdown of <{node.tagname}>: {node.astext()[:60]!r}")
 
