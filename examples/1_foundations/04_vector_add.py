@@ -6,16 +6,15 @@ A kernel alone is not yet an operator. Here you build all four parts of one:
 the kernel, a Python function around it that refuses bad input, a check that
 can fail, and a measurement next to the speed that the memory allows.
 
-- Which data does one program own? ``BLOCK_SIZE`` neighbouring elements of
-  ``x``, ``y`` and ``out``.
-- How does it move? ``x`` and ``y`` are read once from global memory into
-  registers. The sum is written back once.
+- Which data does one program own? One block of ``x``, ``y`` and ``out``.
+- How does it move? From global memory into registers once, and back once.
 - What limits the speed? Memory bandwidth: three elements move for one sum.
 
 Without a GPU, Triton's interpreter runs the kernel on the CPU. Every result
 is still checked, and each measurement left out is named.
 """
 
+import itertools
 import os
 import timeit
 
@@ -31,8 +30,7 @@ import triton.language as tl
 INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 results, excerpts = [], {}
-if DEVICE == "cpu":
-    print("Left out, no GPU: asynchrony, bandwidth, launch cost, PTX")
+print("" if DEVICE == "cuda" else "Left out, no GPU: asynchrony, speed, PTX")
 
 # %%
 # What it must cost
@@ -62,11 +60,10 @@ print(f"{12 * n:,} bytes, {n:,} FLOP: t >= {12 * n / bandwidth / 1e3:.0f} us")
 # Who owns what
 # -------------
 #
-# How are 1003 elements divided when each program takes 256? 1003 / 256 rounded
-# up is 4 programs. Program ``pid`` owns the offsets from ``pid * 256`` to
-# ``pid * 256 + 255``. Triton fixes block shapes at compile time, so the last
-# block is full too and has offsets past the end of the data. A *mask* switches
-# those off.
+# How are 1003 elements divided when each program takes 256? It takes 4
+# programs. Program ``pid`` owns the offsets from ``pid * 256`` to
+# ``pid * 256 + 255``. Block shapes are fixed at compile time, so the last
+# block has offsets past the end of the data. A *mask* switches those off.
 
 n, block = 1003, 256
 offs = torch.arange(triton.cdiv(n, block) * block).reshape(-1, block)
@@ -90,11 +87,10 @@ plt.show()
 # The kernel
 # ----------
 #
-# Why is ``pid`` widened to 64 bits? A program id has 32. From ``2**31``
-# elements on, ``pid * BLOCK_SIZE`` would wrap to a negative offset.
-#
-# Why is there no ``other``? A masked position of ``x`` holds no defined value,
-# and neither does its sum. The mask of the store keeps it out of memory.
+# Why is ``pid`` widened to 64 bits? From ``2**31`` elements on,
+# ``pid * BLOCK_SIZE`` would wrap to a negative offset in 32. And why is there
+# no ``other``? A masked position holds no defined value, but the mask of the
+# store keeps its sum out of memory.
 
 
 @triton.jit
@@ -113,11 +109,14 @@ def vector_add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
 #
 # What does the kernel not know? It gets three addresses and a count. It would
 # read a transposed tensor in the wrong order, and a short ``y`` past its end.
-# So the function around it looks first, and says what is wrong and how to
-# repair it. It uses ``raise``: an ``assert`` vanishes under ``python -O``. The
-# kernel has no backward pass, so inputs that need a gradient are refused too.
+# So the function around it looks first. It raises errors, for an ``assert``
+# vanishes under ``python -O``. It refuses inputs that need a gradient, as there
+# is no backward pass.
+#
+# How large is a block? Two warps are 64 threads, and a thread loads up to 16
+# bytes at once. So a block has 1024 bytes: 256 elements in float32.
 
-BLOCK_SIZE, NUM_WARPS = 1024, 4
+BLOCK_BYTES, NUM_WARPS = 1024, 2
 DTYPES = [torch.float32, torch.float16, torch.float64]
 DTYPES += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
 
@@ -160,9 +159,10 @@ def vector_add(x, y, out=None):
             raise ValueError(f"out overlaps {name} in part; pass a new out")
     if n == 0:
         return out  # a grid of no programs cannot be launched
-    grid = (triton.cdiv(n, BLOCK_SIZE),)
+    block = BLOCK_BYTES // x.element_size()
+    grid = (triton.cdiv(n, block),)
     with torch.cuda.device_of(x):  # launch where the data is
-        vector_add_kernel[grid](x, y, out, n, BLOCK_SIZE, num_warps=NUM_WARPS)
+        vector_add_kernel[grid](x, y, out, n, block, num_warps=NUM_WARPS)
     return out
 
 
@@ -173,13 +173,13 @@ def vector_add(x, y, out=None):
 # Which tolerance is fair? For one addition, none. The float64 sum, rounded
 # once, is the best value that the dtype can hold, so every bit must agree.
 #
-# Each check writes into the middle of a buffer full of NaN. A position that
-# the kernel forgets is still NaN; one that it must not touch has to be. Views
-# that start at element 1 are not aligned to 16 bytes.
+# Each check writes into the middle of a buffer full of NaN: a forgotten
+# position is still NaN, and what lies around has to be. Views that start at
+# element 1 are not aligned to 16 bytes.
 
 print(f"{'n':>12} {'start':>6}", *(f"{str(d)[6:]:>9}" for d in DTYPES))
 sizes = [0, 1, 255, 256, 257, 1003, 98_432] + [2**26 + 3] * bool(gpu)
-for n, start in [(n, start) for n in sizes for start in (0, 1)]:
+for n, start in itertools.product(sizes, (0, 1)):
     row = []
     for dtype in DTYPES:
         x, y = torch.randn(2, n + 16, dtype=dtype, device=DEVICE)
@@ -195,9 +195,9 @@ for n, start in [(n, start) for n in sizes for start in (0, 1)]:
 
 # %%
 # Does it refuse what it promises to refuse? And would the usual checks notice
-# an error? ``allclose`` broadcasts, and has one tolerance for all dtypes.
-# ``assert_close`` insists on shape and dtype, and has a tolerance for each
-# dtype. Neither notices a last bit. Equality with the float64 sum does.
+# an error? ``allclose`` broadcasts; ``assert_close`` insists on shape and dtype
+# and is stricter in float32. Neither notices a last bit. Equality with the
+# rounded float64 sum does.
 
 
 def outcome(call):
@@ -208,24 +208,18 @@ def outcome(call):
         return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-x = torch.ones(17, 59, device=DEVICE)
+x = torch.full((17, 59), 100.0, device=DEVICE)
 far, leaf = x.to("cpu" if gpu else "meta"), x.clone().requires_grad_()
 wrong = "x, [1.0]; x.int(), x.int(); x, x.double(); x, x[0]; x, far; far, far; "
 wrong += "x.t(), x.t(); x, leaf; x, x, x[0]; x[1:], x[1:], x[:-1]"
 for call in (f"vector_add({arguments})" for arguments in wrong.split("; ")):
     print(f"{call}\n    {outcome(lambda: eval(call))}")
-bit = x.clone()
-bit[7] = torch.nextafter(x[7], 2 * x[7])
-print(f"\n{'':12} {'allclose':>15} {'assert_close':>15} {'equal':>15}")
-for name, got, want in [
-    ("last bit", bit, x),
-    ("half, 0.1 %", x.half() * 1.001, x.half()),
-    ("shape", x[0], x),
-    ("dtype", x.double(), x),
-]:
+print(f"\n{'':8} {'allclose':>15} {'assert_close':>15} {'equal':>15}")
+wrong = {"last bit": torch.nextafter(x, 2 * x), "5e-6": x * (1 + 5e-6)}
+for name, got in (wrong | {"shape": x[0], "dtype": x.double()}).items():
     checks = torch.allclose, torch.testing.assert_close, torch.equal
-    said = [outcome(lambda: c(got, want) is not False) for c in checks]
-    print(f"{name:12}", *(f"{s.split(':')[0]:>15}" for s in said))
+    said = [outcome(lambda: c(got, x) is not False) for c in checks]
+    print(f"{name:8}", *(f"{s.split(':')[0]:>15}" for s in said))
 
 # %%
 # How fast is it?
@@ -233,99 +227,107 @@ for name, got, want in [
 #
 # A launch is *asynchronous*: the call returns when the work is queued, not
 # when it is done. A clock around the call times the queue, and an error shows
-# up late. ``torch.cuda.synchronize()`` waits for the GPU. ``do_bench`` waits
-# too, and it empties the L2 cache before each run. It hides the launch cost,
-# so ``timeit`` takes that over many calls of the smallest size.
-#
+# up late. ``torch.cuda.synchronize`` waits for the GPU.
+
+if gpu:
+    src, dst = torch.ones(2, 2**28, device=DEVICE)
+    calls = [lambda: vector_add(src, src, out=dst), torch.cuda.synchronize]
+    us = [timeit.timeit(f, number=1) * 1e6 for f in calls * 2]
+    print(f"call {us[2]:.0f} us, then wait {us[3]:.0f} us")
+
+# %%
 # Speed is stated as *effective bandwidth*: the bytes counted above over the
 # measured time, ``3 * n * size / t``. Its roof is the ceiling, a plain copy.
-# All contenders write into the same ``out`` and are checked first.
+# ``do_bench`` repeats a call, empties the L2 cache before each repetition, and
+# reads the GPU's clock. A CUDA graph stores the launch once and replays it, so
+# the Python before it is left out. All contenders write into the same ``out``
+# and are checked first.
+
+
+def measure(call, moved):
+    """GB/s of the launch in a call: median, 20 % and 80 % quantile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    ms = triton.testing.do_bench(graph.replay, quantiles=[0.8, 0.5, 0.2])
+    return {k: moved / t / 1e6 for k, t in zip(("low", "value", "high"), ms)}
+
 
 sizes = [2**e for e in (12, 14, 16, 18, *range(20, 27))]
 sizes += [98_432_000, 98_432_003, 2**27, 2**28]
-if gpu:
-    src, dst = torch.ones(2, 2**28, device=DEVICE)
-    add, wait = lambda: vector_add(src, src, out=dst), torch.cuda.synchronize
-    us = [timeit.timeit(f, number=1) * 1e6 for f in (add, wait, add, wait)]
-    print(f"call {us[2]:.0f} us, then wait {us[3]:.0f} us")
-    free = torch.cuda.mem_get_info()[0]
-    sizes = [n for n in sizes if 20 * n < free]
-for n in sizes if gpu else []:
-    x, y, out = (torch.randn(n, device=DEVICE) for _ in range(3))
+free = torch.cuda.mem_get_info()[0] if gpu else 0
+cases = [(n, torch.float32) for n in sizes if 20 * n < free]
+cases += [(n, torch.float16) for n, _ in cases[11:]]
+for n, dtype in cases:
+    x, y, out = (torch.randn(n, device=DEVICE, dtype=dtype) for _ in range(3))
     torch.compiler.reset()  # compile for this size alone
     compiled = torch.compile(torch.add, dynamic=False)
-    case = dict(N=n, bytes=12 * n, dtype="float32", tail=n % 16)
-    print(f"\n{n:12,}", end="")
-    for provider, call, moved in [
-        ("ceiling", lambda: dst.copy_(src), 2**31),
-        ("torch", lambda: torch.add(x, y, out=out), 12 * n),
-        ("torch.compile", lambda: compiled(x, y, out=out), 12 * n),
-        ("triton", lambda: vector_add(x, y, out=out), 12 * n),
-    ]:
+    case = dict(N=n, bytes=3 * n * dtype.itemsize, dtype=str(dtype)[6:])
+    print(f"\n{n:12,} {case['dtype']}", end="")
+    for provider, call in {
+        "ceiling": lambda: dst.copy_(src),
+        "torch": lambda: torch.add(x, y, out=out),
+        "torch.compile": lambda: compiled(x, y, out=out),
+        "triton": lambda: vector_add(x, y, out=out),
+    }.items():
         out.fill_(torch.nan)
         said = outcome(lambda: call() is dst or torch.equal(out, x + y))
         if said != "True":
-            print(f"  Left out: {provider}: {said}")
+            print(f"  Left out: {provider}: {said}", end="")
             continue
-        ms = triton.testing.do_bench(call, quantiles=[0.5, 0.8, 0.2])
-        rows = {"GB/s": [moved / t / 1e6 for t in ms]}
-        if n == 2**12 and provider != "ceiling":
-            us = timeit.repeat(call, wait, number=200, repeat=21)
-            rows["us"] = [sorted(us)[i] / 200 * 1e6 for i in (10, 4, 16)]
-        for metric, (value, low, high) in rows.items():
-            row = dict(value=value, low=low, high=high, metric=metric)
-            results.append(case | row | dict(provider=provider))
-            print(f"  {provider} {value:.4g} {metric}", end="")
+        speed = measure(call, 2**31 if call() is dst else case["bytes"])
+        results.append(case | speed | dict(provider=provider, metric="GB/s"))
+        print(f"  {provider} {speed['value']:.4g}", end="")
 
 looks = {"ceiling": ("--", "#7f7f7f"), "torch": ("o-", "#7f7f7f")}
 looks |= {"torch.compile": ("^-", "#A56CC1"), "triton": ("s-", "#3B82C4")}
-for provider, (style, color) in looks.items():
+for provider, (style, color) in looks.items() if gpu else ():
     rows = [r for r in results if r["provider"] == provider]
-    line = [(r["bytes"], r["value"]) for r in rows if r["metric"] == "GB/s"]
-    if line:
-        plt.plot(*zip(*line), style, color=color, label=provider)
-if results:
+    line = [(r["N"], r["value"]) for r in rows if r["dtype"] == "float32"]
+    plt.semilogx(*zip(*line), style, color=color, label=provider)
+if gpu:
     plt.axhline(peak or torch.nan, color="#7f7f7f", linestyle=":")
-    plt.gca().set(xscale="log", xlabel="bytes", ylabel="GB/s")
+    plt.gca().set(xlabel="N", ylabel="GB/s")
     plt.legend()
 plt.show()
 
 # %%
-# Figure. Effective bandwidth against bytes moved. The lines rise while the
-# fixed cost of a kernel outweighs the transfer, and flatten near the copy rate
-# (dashed), below the nominal peak (dotted). ``triton`` has a notch at
-# 98,432,003 elements.
+# Figure. Effective bandwidth in float32 against the number of elements. It
+# rises while the fixed cost of a launch outweighs the transfer, and flattens
+# at the copy rate (dashed), below the nominal peak (dotted).
 #
 # At ``2**28`` elements ``triton`` moves
-# :measured:`vector_add triton metric=GB/s N=2**28`, against the ceiling
-# :measured:`vector_add triton/ceiling metric=GB/s N=2**28`. From ``2**20`` up
-# and without the notch, its worst ratio to ``torch.add`` is
-# :measured:`vector_add min(triton/torch) metric=GB/s N>=2**20 tail=0`. At
-# ``2**12`` the host decides, and our checks and Triton's launcher are Python:
-# :measured:`vector_add triton metric=us N=2**12` a call, with ``torch.add``
-# :measured:`vector_add torch metric=us N=2**12`.
+# :measured:`vector_add triton metric=GB/s N=2**28 dtype=float32`, against the
+# ceiling
+# :measured:`vector_add triton/ceiling metric=GB/s N=2**28 dtype=float32`. From
+# ``2**20`` to ``2**26`` the worst ratio to ``torch.add`` is
+# :measured:`vector_add min(triton/torch) metric=GB/s N>=2**20 N<=2**26`.
 #
 # Three elements more
 # -------------------
 #
-# What is the notch? 98,432,000 elements ran at
-# :measured:`vector_add triton metric=GB/s N=98432000`, three more at
-# :measured:`vector_add triton metric=GB/s N=98432003`. Look at the loads.
+# In float16, 98,432,000 elements ran at
+# :measured:`vector_add triton metric=GB/s N=98432000 dtype=float16`, three
+# more at :measured:`vector_add triton metric=GB/s N=98432003 dtype=float16`.
+# In float32 it was
+# :measured:`vector_add triton metric=GB/s N=98432000 dtype=float32` and
+# :measured:`vector_add triton metric=GB/s N=98432003 dtype=float32`. Why?
 
-for n in [1008, 1003] if gpu else []:
-    grid, shape = (1,), (n, BLOCK_SIZE)
-    kernel = vector_add_kernel[grid](src, src, dst, *shape, num_warps=NUM_WARPS)
-    ptx = kernel.asm["ptx"].splitlines()
-    loads = [line.strip() for line in ptx if "ld.global" in line]
-    excerpts[f"ptx_{n}"] = "\n".join(loads)
-    print(f"\nn = {n}: {len(loads)} loads in a thread, {loads[0]}")
+for n in (1008, 1003) if gpu else ():
+    for x in (src[:n], src[:n].half()):
+        block = BLOCK_BYTES // x.element_size()
+        kernel = vector_add_kernel[(4,)](x, x, x, n, block, num_warps=NUM_WARPS)
+        lines = kernel.asm["ptx"].splitlines()
+        loads = [line.strip() for line in lines if "ld.global" in line]
+        excerpts[f"loads_{n}_{str(x.dtype)[6:]}"] = "\n".join(loads)
+        print(f"{n} {x.dtype}: {len(loads)} loads like {loads[0]}")
 
 # %%
 # Triton compiles one variant of the kernel for lengths that are a multiple of
 # 16, and one for all others. In the first, four neighbours are all live or all
-# masked, so one ``v4`` load of 128 bits fetches them. In the second the end
-# may cut a group in two. For 1003 it does: 1000, 1001 and 1002 are live, 1003
-# is not. So every element gets a load of its own.
+# masked, so one ``v4`` load fetches them. In the second the end may cut a group
+# in two: of 1000 to 1003, the last is masked. So every element gets a load of
+# its own. A warp then asks for 128 bytes at once in float32, for 64 in float16.
 #
 # .. admonition:: Takeaway
 #
@@ -335,7 +337,7 @@ for n in [1008, 1003] if gpu else []:
 # Exercises
 # ---------
 #
-# - Repair the notch: a full program needs no mask, so branch on
+# - Repair it: a full program needs no mask, so branch on
 #   ``(pid + 1) * BLOCK_SIZE <= n``. Is ``v4`` back? Is every bit right?
 # - Change ``offs < n`` to ``offs <= n``. Which check notices, and why?
 # - Write ``a * x + y`` and predict its time. Is a tolerance of zero still
@@ -344,7 +346,5 @@ for n in [1008, 1003] if gpu else []:
 # Reading
 # -------
 #
-# - Triton tutorial:
-#   https://triton-lang.org/main/getting-started/tutorials/01-vector-add.html
 # - Triton, the paper (2019): https://doi.org/10.1145/3315508.3329973
-# - ``assert_close``: https://docs.pytorch.org/docs/stable/testing.html
+# - Tutorials: https://triton-lang.org/main/getting-started/tutorials/
