@@ -74,8 +74,9 @@ def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
     for number, extension in enumerate(("py", "ipynb", "zip")):
         name = f"{lesson.stem}.{extension}"
         uri = "../" * docname.count("/") + f"downloads/{name}"
+        link = f'<a class="reference internal" href="{uri}" download>{name}</a>'
         line += [nodes.Text(" · ")] * (number > 0)
-        line += nodes.reference("", name, refuri=uri, internal=True, download=name)
+        line += nodes.raw("", link, format="html")
     return line
 
 

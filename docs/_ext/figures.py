@@ -71,6 +71,9 @@ class RecordedFigure(SphinxDirective):
         run = runs.current(stem)
         for source in runs.sources(stem):
             self.env.note_dependency(str(source))
+        figure = nodes.figure(classes=["recorded-figure"])
+        if self.env.app.builder.name == "gettext":
+            return self.caption(figure)
         if run.recording is None or not run.recording.figure(number).exists():
             message = f"{self.env.docname}: {stem} has no figure {number}: {run.reason}"
             if run.state == "recorded":
@@ -78,19 +81,22 @@ class RecordedFigure(SphinxDirective):
             log.warning("%s", message, type="recordings")
             return [nodes.paragraph("", "", nodes.Text("—"))]
         identity = nodes.make_id(f"figure-{stem}-{number}")
-        figure = nodes.figure(classes=["recorded-figure"], ids=[identity])
+        figure["ids"].append(identity)
         for ink in INKS:
             image = nodes.image(uri=inked(stem, number, ink), classes=[f"only-{ink}"], alt="")
             self.set_source_info(image)
             figure += image
-        if self.content:
-            text = " ".join(self.content)
-            inline, messages = self.parse_inline(text, lineno=self.content_offset + 1)
-            caption = nodes.caption(text, "", *inline)
-            self.set_source_info(caption)
-            figure += caption
-            return [figure, *messages]
-        return [figure]
+        return self.caption(figure)
+
+    def caption(self, figure):
+        if not self.content:
+            return [figure]
+        text = " ".join(self.content)
+        inline, messages = self.parse_inline(text, lineno=self.content_offset + 1)
+        caption = nodes.caption(text, "", *inline)
+        self.set_source_info(caption)
+        figure += caption
+        return [figure, *messages]
 
 
 class Captions(SphinxTransform):
