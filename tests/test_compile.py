@@ -1,0 +1,115 @@
+"""Every kernel compiles for GPUs of four kinds: no register is spilled, loads are wide.
+
+A new lesson adds a function to KERNELS that yields its variants, first the one
+that matters most: that one `make test` compiles, and `make test-full` all.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import lesson_code
+import pytest
+
+pytest.importorskip("triton")
+from compile_only import TARGETS, Job, Report, compile_kernels  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Arguments of a kernel as they occur, and what to expect of the code on NVIDIA."""
+
+    name: str
+    arguments: dict
+    constants: dict
+    options: dict
+    loads: set | None = None  # bits that single loads from global memory move
+    stores: set | None = None
+
+
+def vector_add() -> Iterator[Variant]:
+    lesson = lesson_code.load("vector_add")
+    warps = {"num_warps": lesson.NUM_WARPS}
+
+    def variant(name, x, y, out, n, loads, stores):
+        arguments = {"x_ptr": f"*{x}", "y_ptr": f"*{y}", "out_ptr": f"*{out}", "n": n}
+        constants = {"BLOCK_SIZE": lesson.BLOCK_BYTES * 8 // bits}
+        if n == "1":  # Triton makes a constant of it
+            constants["n"] = 1
+        return Variant(f"{kind} {name}", arguments, constants, warps, loads, stores)
+
+    for kind, bits in {"fp32": 32, "fp16": 16, "bf16": 16, "fp64": 64}.items():
+        wide = f"{kind}:16"
+        yield variant("aligned", wide, wide, wide, "i32:16", {128}, {128})
+        yield variant("ragged n", wide, wide, wide, "i32", {bits}, {bits})
+        yield variant("unaligned x", kind, wide, wide, "i32:16", {bits, 128}, {128})
+        yield variant("unaligned out", wide, wide, kind, "i32:16", {128}, {bits})
+        yield variant("n beyond 32 bits", wide, wide, wide, "i64:16", {128}, {128})
+        yield variant("n beyond 32 bits, ragged", kind, kind, kind, "i64", {bits}, {bits})
+        yield variant("n = 1", wide, wide, wide, "1", {bits}, {bits})
+
+
+KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
+
+
+def check(kernel, targets, variants) -> list[Report]:
+    """Compile all variants for all targets, in one process, and look at each."""
+    pairs = [(target, variant) for target in targets for variant in variants]
+    jobs = [Job(*kernel, t, v.arguments, v.constants, v.options) for t, v in pairs]
+    reports = compile_kernels(jobs)
+    for (target, variant), report in zip(pairs, reports):
+        where = f"{kernel[1]}, {target}, {variant.name}"
+        assert report.spills == 0 and report.stack == 0, f"{where}: registers are spilled"
+        assert 0 < report.registers <= 255, where
+        for what, expected in (("load", variant.loads), ("store", variant.stores)):
+            found = report.widths(what)
+            if expected and target.startswith("sm_"):
+                assert found == expected, f"{where}: {what}"
+            elif expected:  # where a warp has 64 threads, each one owns fewer elements
+                assert found and max(found) <= max(expected), f"{where}: {what}"
+    return reports
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids="/".join)
+def test_first_variant(kernel):
+    check(kernel, TARGETS, [next(KERNELS[kernel]())])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("kernel", KERNELS, ids="/".join)
+def test_all_variants(kernel, target):
+    check(kernel, [target], list(KERNELS[kernel]()))
+
+
+def test_every_kernel_is_compiled():
+    written = {(stem, name) for stem in lesson_code.find() for name in lesson_code.kernels(stem)}
+    assert written == set(KERNELS) | HELPERS
+
+
+def test_vector_add_loses_wide_loads_at_a_ragged_length():
+    """What its page explains, for a GPU of NVIDIA and one of AMD."""
+    aligned, ragged = list(vector_add())[:2]
+    kernel, lesson = ("vector_add", "vector_add_kernel"), lesson_code.load("vector_add")
+    reports = check(kernel, ["sm_90", "gfx942"], [aligned, ragged])
+    owned = lesson.BLOCK_BYTES * 8 // (lesson.NUM_WARPS * 64)  # bits of one AMD thread
+    assert [r.widths("load") for r in reports] == [{128}, {32}, {min(128, owned)}, {32}]
+
+
+def with_block(size: int) -> Job:
+    """A launch of one warp with another block."""
+    arguments, constants = next(vector_add()).arguments, {"BLOCK_SIZE": size}
+    return Job("vector_add", "vector_add_kernel", "sm_90", arguments, constants, {"num_warps": 1})
+
+
+def test_an_error_of_the_compiler_is_told():
+    """The interpreter runs a block of 7; the compiler refuses it."""
+    with pytest.raises(RuntimeError, match="BLOCK_SIZE.*does not compile") as caught:
+        compile_kernels([with_block(7)])
+    assert "power of 2" in str(caught.value)
+
+
+def test_spills_are_seen():
+    """A block far too large for the registers of its warp."""
+    [report] = compile_kernels([with_block(2**14)])
+    assert report.spills > 0
