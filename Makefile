@@ -2,7 +2,8 @@
 BOOT := $(or $(PYTHON),python3)
 SITE = py=$$($(BOOT) docs/_tools/venv.py site) &&
 ALL = py=$$($(BOOT) docs/_tools/venv.py all) &&
-PYTEST = OPENBLAS_NUM_THREADS=1 "$$py" -m pytest -q tests
+OLDEST = py=$$($(BOOT) docs/_tools/venv.py oldest) &&
+PYTEST = OPENBLAS_NUM_THREADS=1 "$$py" -m pytest -q
 export PYTHON LESSON FORCE PORT
 
 .PHONY: help html test test-full test-gpu serve record one gettext lint linkcheck clean
@@ -23,6 +24,7 @@ test:  ## Check everything that needs no GPU (about ten minutes)
 
 test-full:  ## The slow rest: all compile targets, the oldest supported versions
 	$(ALL) $(PYTEST) -m full
+	$(OLDEST) $(PYTEST) -m "not full and not gpu" tests/lessons
 
 test-gpu:  ## Property tests of the kernels on this machine's GPU
 	$(ALL) $(PYTEST) -m gpu

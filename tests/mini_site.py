@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,11 @@ class MiniSite:
     def times_run(self) -> int:
         path = self.home / "examples" / "1_part" / "runs.txt"
         return len(path.read_text()) if path.exists() else 0
+
+
+def conf(name):
+    """A value that the site's conf.py sets."""
+    return runpy.run_path(str(ROOT / "conf.py"))[name]
 
 
 def run(command, cwd, environment=None):

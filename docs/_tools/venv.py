@@ -1,7 +1,8 @@
-"""Print the Python to use, making .venv first where it is missing or out of date.
+"""Print the Python to use, making a virtual environment first where one is missing or stale.
 
-    venv.py site    what building the site needs (everything where there is a GPU)
-    venv.py all     what lessons and tests need as well
+    venv.py site      what building the site needs (everything where there is a GPU)
+    venv.py all       what lessons and tests need as well
+    venv.py oldest    the oldest supported versions, for tests, in .venv-oldest
 
 Only the standard library, for any Python 3: it runs before anything is installed.
 PYTHON names an interpreter that already has what is needed; it is used as it is.
@@ -14,12 +15,10 @@ import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-VENV = os.path.join(ROOT, ".venv")
-PYTHON = os.path.join(VENV, "bin", "python")
-STAMP = os.path.join(VENV, ".requirements")
 FILES = {
     "site": ["docs/requirements.txt"],
     "all": ["docs/requirements.txt", "tests/requirements.txt", "requirements.txt"],
+    "oldest": ["tests/requirements-oldest.txt"],
 }
 
 
@@ -62,41 +61,47 @@ def has_gpu():
     return gpu.name() is not None
 
 
-def installed():
-    try:
-        with open(STAMP) as file:
-            stamp = file.read()
-    except OSError:
+def installed(python, stamp):
+    """What the stamp says is installed, or None where the environment is not usable."""
+    if not os.path.exists(stamp) or run([python, "-c", ""]).returncode:
         return None
-    return stamp if run([PYTHON, "-c", ""]).returncode == 0 else None
+    with open(stamp) as file:
+        return file.read()
+
+
+def ready(name, kind):
+    """The Python of the environment ``name``, brought up to date for ``kind``."""
+    home = os.path.join(ROOT, name)
+    python, stamp = os.path.join(home, "bin", "python"), os.path.join(home, ".requirements")
+    base = base_python()
+    found = installed(python, stamp)
+    if found in (digest(kind), digest("all")):
+        return python
+    if not os.access(ROOT, os.W_OK):
+        stop("no permission to write %s in %s; copy the repository elsewhere" % (name, ROOT))
+    requirements = FILES[kind][-1]
+    print("installing %s into %s ..." % (requirements, name), file=sys.stderr)
+    if found is None:
+        made = run([base, "-m", "venv", "--clear", home])
+        if made.returncode:
+            stop("cannot make %s: %s" % (name, (made.stderr + made.stdout).strip().split("\n")[-1]))
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*command, "-r", os.path.join(ROOT, requirements)], stdout=2).returncode:
+        stop("pip could not install %s (see above); is there a network?" % requirements)
+    with open(stamp, "w") as file:
+        file.write(digest(kind))
+    return python
 
 
 def main(kind):
+    if kind == "oldest":
+        return ready(".venv-oldest", kind)
     if os.environ.get("PYTHON"):
         path = shutil.which(os.environ["PYTHON"])
         if path is None:
             stop("PYTHON=%s is not an interpreter" % os.environ["PYTHON"])
         return path
-    base = base_python()
-    if kind == "site" and has_gpu():
-        kind = "all"
-    stamp = installed()
-    if stamp in (digest("all"), digest(kind)):
-        return PYTHON
-    if not os.access(ROOT, os.W_OK):
-        stop("no permission to write .venv in %s; copy the repository to a folder of yours" % ROOT)
-    requirements = FILES[kind][-1]
-    print("installing %s into .venv ..." % requirements, file=sys.stderr)
-    if stamp is None:
-        made = run([base, "-m", "venv", "--clear", VENV])
-        if made.returncode:
-            stop("cannot make .venv: " + (made.stderr + made.stdout).strip().split("\n")[-1])
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if subprocess.run([*command, "-r", os.path.join(ROOT, requirements)], stdout=2).returncode:
-        stop("pip could not install %s (see above); is there a network?" % requirements)
-    with open(STAMP, "w") as file:
-        file.write(digest(kind))
-    return PYTHON
+    return ready(".venv", "all" if kind == "site" and has_gpu() else kind)
 
 
 if __name__ == "__main__":

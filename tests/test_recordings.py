@@ -1,0 +1,73 @@
+"""The course's recordings: fresh, whole, free of this or that machine's paths, and fast enough."""
+
+import re
+
+import pytest
+from mini_site import ROOT, conf
+
+import recordings
+import runs
+from lessons import find
+from measured import Query
+
+HOMES = sorted(path.parent for path in runs.COMMITTED.glob("*/*/manifest.json"))
+SHOWN = conf("recorded_gpu")
+
+# What the recorded run must have reached: a query's value and the least it may be.
+REACHED = {
+    "nvidia-h200": [
+        ("vector_add min(triton/torch) metric=GB/s dtype=float32 N>=2**20 N<=2**26", 0.98),
+        ("vector_add triton/torch metric=GB/s dtype=float32 N=98432000", 0.98),
+        ("vector_add min(triton/torch) metric=GB/s dtype=float32 N>=2**27", 0.98),
+        ("vector_add triton/ceiling metric=GB/s dtype=float32 N=2**26", 0.97),
+        ("vector_add min(triton/ceiling) metric=GB/s dtype=float32 N>=2**27", 0.97),
+    ]
+}
+
+
+@pytest.mark.parametrize("stem", find())
+def test_shown_recording_fits_the_code(stem):
+    """Where this fails, record the lesson again: make record LESSON=… on a GPU."""
+    lesson = find()[stem]
+    recording = runs.load(runs.committed_home(lesson, SHOWN), lesson)
+    assert recording.gpu["slug"] == SHOWN
+    assert recording.results, "it measured nothing"
+
+
+@pytest.mark.parametrize("home", HOMES, ids=lambda home: f"{home.parent.name}-{home.name}")
+def test_recording_is_well_formed(home):
+    recording = recordings.read(home)
+    assert home.name in find(), "no lesson has this stem"
+    assert recording.gpu["slug"] == home.parent.name
+    known = set(recording.manifest["files"]) | {"manifest.json"}
+    assert {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()} == known
+    for name in known:
+        text = (home / name).read_text("utf-8")
+        assert not re.search(r"/(?:home|root|tmp|usr|opt|work|mnt)/", text), f"a path in {name}"
+        assert len(text.encode()) <= 150_000, f"{name} is too large"
+    for provider in {row["provider"] for row in recording.results}:
+        known = r"triton(:.+)?|torch|torch\.compile|cublas|sdpa:flash|sdpa:cudnn|ceiling"
+        assert re.fullmatch(known, provider)
+
+
+@pytest.mark.parametrize(
+    "slug, query, least", [(slug, *rest) for slug, rows in REACHED.items() for rest in rows]
+)
+def test_recorded_speed(slug, query, least):
+    parsed = Query.parse(query)
+    results = recordings.read(runs.COMMITTED / slug / parsed.lesson).results
+    assert float(parsed.answer(results).removesuffix("×")) >= least
+
+
+def test_stale_is_not_taken_for_fresh(tmp_path):
+    """The check above can fail: a changed cell has another hash."""
+    stem, lesson = next(iter(find().items()))
+    changed = tmp_path / "1_part" / lesson.path.name
+    changed.parent.mkdir()
+    changed.write_text(lesson.path.read_text("utf-8") + "\nprint(1)\n", "utf-8")
+    with pytest.raises(recordings.RecordingError, match="the code has changed"):
+        runs.load(runs.COMMITTED / SHOWN / stem, type(lesson)(changed))
+
+
+def test_the_shown_gpu_is_recorded():
+    assert (ROOT / "docs" / "recordings" / SHOWN).is_dir()
