@@ -155,7 +155,7 @@ def vector_add(x, y, out=None):
         if 0 < abs(out.data_ptr() - t.data_ptr()) < n * x.element_size():
             raise ValueError(f"out overlaps {name} in part; pass a new out")
     if n == 0:
-        return out  # a grid of no programs cannot be launched
+        return out  # nothing to launch
     block = BLOCK_BYTES // x.element_size()
     grid = (triton.cdiv(n, block),)
     with torch.cuda.device_of(x):  # launch where the data is
