@@ -21,7 +21,7 @@ TOKEN = re.compile(
     | `(?P<reference>[^`]+)`__?(?!\w)
     | `(?P<single>[^`]+)`
     | (?<=\])\((?P<target>[^()\s]+)\)
-    | <(?P<url>https?://[^>\s]+)>
+    | <?(?P<url>https?://[^>\s，。；、）]+)>?
     | \[(?P<note>[#\d]\w*)\]_
     | \|(?P<substitution>\w+)\|
     | \$(?P<math>[^$]+)\$
@@ -125,10 +125,12 @@ def test_catalogs_are_complete(gettext):
     wanted = {p.relative_to(pots).with_suffix(".po").as_posix(): p for p in pots.rglob("*.pot")}
     ours = catalogs()
     assert set(ours) == set(wanted) | {OWN}
-    found = {}
-    for name, pot in wanted.items():
-        found[name] = incomplete(polib.pofile(str(pot)), ours[name])
-    assert not {name: lines for name, lines in found.items() if lines}
+    found = [
+        f"{name}: {line}"
+        for name, pot in wanted.items()
+        for line in incomplete(polib.pofile(str(pot)), ours[name])
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_make_gettext_leaves_complete_catalogs_as_they_are(gettext):
@@ -186,6 +188,7 @@ BAD = [
     ("See {lesson}`add`.", "见课程。", "lacks lesson 'add'"),
     ("See `this <https://a.org>`_.", "见`此 <https://b.org>`_。", "lacks reference"),
     ("See [this](a.md).", "见[此](b.md)。", "lacks target 'a.md'"),
+    ("Paper: https://a.org/b", "论文：https://a.org", "lacks url"),
     ("From ``x`` on", "从 ``y`` 起", "lacks double 'x'"),
     ("Let :math:`x` be", "设 :math:`y`", "lacks math 'x'"),
     (r"\text{rate} = \frac{a}{b}", r"\text{速率} = a / b", "lacks command 'frac'"),

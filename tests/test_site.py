@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 from languages import LANGUAGES
-from site_build import CHINESE, CODES, soup
+from site_build import CHINESE, CODES, Site, soup
 
 NOT_PROSE = ("code", "pre", "script", "style", "math", "kbd", "samp", "template", "noscript")
 
@@ -62,6 +62,18 @@ def broken(site) -> list[str]:
 
 def test_every_link_and_anchor_resolves(site):
     assert not broken(site), "\n".join(broken(site))
+
+
+def test_a_broken_link_would_be_found(tmp_path):
+    html = tmp_path / "_build" / "html"
+    (html / "en").mkdir(parents=True)
+    (html / "index.html").write_text('<a href="en/page.html#here">good</a>')
+    (html / "en" / "page.html").write_text(
+        '<p id="here"><a href="#there">1</a><a href="/en/page.html">2</a><a href="page">3</a>'
+        '<a href="../../../outside">4</a><a href="../index.html#no">5</a>'
+        '<img srcset="a.png 2x"><script src="b.js"></script><a href="https://a.org">good</a>'
+    )
+    assert len(broken(Site(tmp_path, ""))) == 7
 
 
 def test_nothing_is_loaded_from_another_host(site):

@@ -173,6 +173,7 @@ def refusals(x):
     yield (x, x[:1].expand(17, 59)), ValueError, "y is not contiguous; pass y.contiguous()"
     yield (x, x, x[:, :1].expand(17, 59)), ValueError, "out is not contiguous"
     yield (x.to_sparse(), x.to_sparse()), ValueError, "x is not contiguous"
+    yield (x.to_sparse_csr(), x), ValueError, "x is not contiguous"
     yield (leaf, x), ValueError, "x requires a gradient; pass x.detach()"
     yield (x, leaf), ValueError, "y requires a gradient; pass y.detach()"
     yield (x, x, leaf), ValueError, "out requires a gradient"

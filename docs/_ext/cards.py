@@ -70,7 +70,7 @@ class RecordedCard(SphinxDirective):
 
 
 def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
-    line = paragraph(_("Download:") + " ", "downloads", "not-in-downloads")
+    line = paragraph(_("Download: "), "downloads", "not-in-downloads")
     for number, extension in enumerate(("py", "ipynb", "zip")):
         name = f"{lesson.stem}.{extension}"
         uri = "../" * docname.count("/") + f"downloads/{name}"

@@ -10,7 +10,7 @@ can fail, and a measurement next to the speed that the memory allows.
 - How does it move? From global memory into registers once, and back once.
 - What limits the speed? Memory bandwidth: three elements move for one sum.
 
-Without a GPU, Triton's interpreter runs the kernel: slow, but all is checked.
+Without a GPU, Triton's interpreter runs the kernel, and results are checked.
 """
 
 import os
@@ -85,7 +85,7 @@ plt.show()
 # The kernel
 # ----------
 #
-# Why is ``pid`` widened to 64 bits? From ``2**31`` elements on,
+# Why is ``pid`` widened to 64 bits? Beyond ``2**31`` elements,
 # ``pid * BLOCK_SIZE`` would wrap to a negative offset in 32. And why is there
 # no ``other``? A masked position holds no defined value, but the mask of the
 # store keeps its sum out of memory.
@@ -193,8 +193,8 @@ for n, start in [(n, start) for n in sizes for start in (0, 1)]:
 # %%
 # Does it refuse what it promises to refuse? And would the usual checks notice
 # an error? ``allclose`` broadcasts; ``assert_close`` insists on shape and dtype
-# and is stricter in float32. Neither notices a last bit. Equality with the
-# rounded float64 sum does.
+# and is stricter in float32. Neither notices a last bit. ``equal`` does, but it
+# does not look at the dtype.
 
 
 def outcome(call):
@@ -299,9 +299,9 @@ plt.show()
 # At ``2**28`` elements ``triton`` moves
 # :measured:`vector_add triton metric=GB/s N=2**28 dtype=float32`, against the
 # ceiling
-# :measured:`vector_add triton/ceiling metric=GB/s N=2**28 dtype=float32`: for
-# each byte written a copy reads one, a sum two. From ``2**20`` to ``2**26``,
-# the worst ratio to ``torch.add`` is
+# :measured:`vector_add triton/ceiling metric=GB/s N=2**28 dtype=float32`. A copy
+# is half writes, a sum one third. From ``2**20`` to ``2**26`` the worst ratio to
+# ``torch.add`` is
 # :measured:`vector_add min(triton/torch) metric=GB/s N>=2**20 N<=2**26`.
 #
 # Three elements more
@@ -325,10 +325,10 @@ for n in (1008, 1003) if gpu else ():
 
 # %%
 # Triton compiles one variant of the kernel for lengths that are a multiple of
-# 16, and one for all others. In the first, four neighbours are all live or all
-# masked, so one ``v4`` load fetches them. In the second the end may cut a group
-# in two: of 1000 to 1003, the last is masked. So every element gets a load of
-# its own. A warp then asks for 128 bytes at once in float32, for 64 in float16.
+# 16, and one for all others. In the first, 16 neighbours are all live or all
+# masked, so one ``v4`` load fetches 16 bytes of them. In the second the end may
+# cut a group in two, as 1003 does. So every element gets a load of its own. A
+# warp then asks for 128 bytes at once in float32, but for 64 in float16.
 #
 # .. admonition:: Takeaway
 #
@@ -338,8 +338,8 @@ for n in (1008, 1003) if gpu else ():
 # Exercises
 # ---------
 #
-# - Repair it: a full program needs no mask, so branch on
-#   ``(pid + 1) * BLOCK_SIZE <= n``. Is ``v4`` back? Is every bit right?
+# - Get ``v4`` back for 1003. A full program needs no mask, so branch on
+#   ``(pid + 1) * BLOCK_SIZE <= n``. Is every bit right?
 # - Change ``offs < n`` to ``offs <= n``. Which check notices, and why?
 # - Write ``a * x + y`` and predict its time. Is zero tolerance still fair?
 #
