@@ -299,9 +299,9 @@ plt.show()
 # At ``2**28`` elements ``triton`` moves
 # :measured:`vector_add triton metric=GB/s N=2**28 dtype=float32`, against the
 # ceiling
-# :measured:`vector_add triton/ceiling metric=GB/s N=2**28 dtype=float32`. A copy
-# is half writes, a sum one third. From ``2**20`` to ``2**26`` the worst ratio to
-# ``torch.add`` is
+# :measured:`vector_add triton/ceiling metric=GB/s N=2**28 dtype=float32`. A
+# copy is half writes, a sum one third. From ``2**20`` to ``2**26`` the worst
+# ratio to ``torch.add`` is
 # :measured:`vector_add min(triton/torch) metric=GB/s N>=2**20 N<=2**26`.
 #
 # Three elements more
