@@ -130,7 +130,6 @@ def hits(page, root, code, words) -> list[str]:
     """Pages that a search finds, as paths inside the language."""
     page.goto(f"{root}{code}/search.html?q={words}")
     page.wait_for_selector("#search-results .search-summary:not(:empty)")
-    page.wait_for_function("!document.querySelector('#search-progress')?.textContent.includes('…')")
     links = page.locator("#search-results ul.search > li > a")
     addresses = [link.get_attribute("href") for link in links.all()]
     return [address.split("?")[0].split("#")[0] for address in addresses]
@@ -169,7 +168,18 @@ def test_search_finds_english(site, visit, root):
 
 @pytest.mark.parametrize("code, words", [("en", "xylophone"), ("zh", "木琴独奏")])
 def test_search_does_not_find_what_is_not_there(visit, root, code, words):
-    assert hits(visit(f"{code}/search.html"), root, code, words) == []
+    page = visit(f"{code}/search.html")
+    assert hits(page, root, code, words) == []
+    said = page.locator("#search-results").inner_text()
+    assert bool(CHINESE.search(said)) == (code == "zh"), said
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_copy_buttons_speak_the_language_of_the_page(visit, lesson, code):
+    page = visit(f"{code}/{lesson.path}")
+    button = page.locator("button.copybtn").first
+    for label in (button.get_attribute("data-tooltip"), button.text_content()):
+        assert label.strip() and bool(CHINESE.search(label)) == (code == "zh"), label
 
 
 # --- downloads
