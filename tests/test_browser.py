@@ -182,6 +182,17 @@ def test_copy_buttons_speak_the_language_of_the_page(visit, lesson, code):
         assert label.strip() and bool(CHINESE.search(label)) == (code == "zh"), label
 
 
+DRAWN = """[...document.querySelectorAll("body *")].flatMap(element => ["::before", "::after"]
+  .map(part => getComputedStyle(element, part).content).filter(text => /[a-z]{2,}/i.test(text)))"""
+
+
+def test_style_sheets_write_no_english_on_chinese_pages(visit, root, lesson):
+    page = visit(f"en/{lesson.path}")
+    assert '"Out:"' in page.evaluate(DRAWN)  # Sphinx-Gallery, before what a cell printed
+    page.goto(f"{root}zh/{lesson.path}")
+    assert [text for text in page.evaluate(DRAWN) if text.startswith('"')] == []
+
+
 # --- downloads
 
 

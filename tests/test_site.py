@@ -189,6 +189,11 @@ def test_titles_are_unique_and_name_the_site(site, language):
     assert [title for title in titles if not title.endswith(language.title)] == []
 
 
+def test_each_page_has_one_main_heading(site):
+    for page in site.all_pages():
+        assert len(soup(page).select("article h1")) == 1, site.name(page)
+
+
 # --- text
 
 
