@@ -191,7 +191,8 @@ def test_titles_are_unique_and_name_the_site(site, language):
 
 def test_each_page_has_one_main_heading(site):
     for page in site.all_pages():
-        assert len(soup(page).select("article h1")) == 1, site.name(page)
+        if page.name != "search.html":  # a script writes that one's
+            assert len(soup(page).select("article h1")) == 1, site.name(page)
 
 
 # --- text
