@@ -3,12 +3,11 @@
 import re
 
 import pytest
-from mini_site import ROOT, conf
-
 import recordings
 import runs
 from lessons import find
 from measured import Query
+from mini_site import ROOT, conf
 
 HOMES = sorted(path.parent for path in runs.COMMITTED.glob("*/*/manifest.json"))
 SHOWN = conf("recorded_gpu")
@@ -40,7 +39,9 @@ def test_recording_is_well_formed(home):
     assert home.name in find(), "no lesson has this stem"
     assert recording.gpu["slug"] == home.parent.name
     known = set(recording.manifest["files"]) | {"manifest.json"}
-    assert {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()} == known
+    assert {
+        path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()
+    } == known
     for name in known:
         text = (home / name).read_text("utf-8")
         assert not re.search(r"/(?:home|root|tmp|usr|opt|work|mnt)/", text), f"a path in {name}"

@@ -126,6 +126,16 @@ def test_in_place(lesson, device, n):
         assert torch.equal(out, expected)
 
 
+def test_autograd_sees_the_write(lesson, device):
+    """As with ``torch.add(…, out=b)``: a backward pass that needs the old b raises."""
+    w = torch.ones(3, device=device, requires_grad=True)
+    b = torch.ones(3, device=device)
+    loss = (w * b).sum()
+    lesson.vector_add(b.clone(), b.clone(), out=b)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_neighbours_in_one_buffer(lesson, device):
     x, y, out = normals(3 * 1003, torch.float32, device).view(3, 1003)
     assert torch.equal(lesson.vector_add(x, y, out=out), x + y)
@@ -164,7 +174,7 @@ def refusals(x):
     yield (x, x, x[:16]), ValueError, "out has torch.Size([16, 59])"
     yield (x[:0], x[:0], x), ValueError, "out has torch.Size([17, 59])"
     yield (x, meta), ValueError, f"y is on meta, x is on {x.device}"
-    yield (meta, meta), ValueError, "x is on meta; pass"
+    yield (meta, meta), ValueError, "x is on meta; the kernel runs on cuda"
     yield (x, x, meta), ValueError, "out is on meta, x is on"
     yield (column, column), ValueError, "x is not contiguous; pass x.contiguous()"
     yield (x[:, :58], x[:, 1:]), ValueError, "x is not contiguous"
@@ -172,8 +182,10 @@ def refusals(x):
     yield (x[:1].expand(17, 59), x), ValueError, "x is not contiguous"
     yield (x, x[:1].expand(17, 59)), ValueError, "y is not contiguous; pass y.contiguous()"
     yield (x, x, x[:, :1].expand(17, 59)), ValueError, "out is not contiguous"
-    yield (x.to_sparse(), x.to_sparse()), ValueError, "x is not contiguous"
-    yield (x.to_sparse_csr(), x), ValueError, "x is not contiguous"
+    yield (x.to_sparse(), x.to_sparse()), ValueError, "x is sparse or a negated view"
+    yield (torch._neg_view(x), x), ValueError, "x is sparse or a negated view; pass a copy"
+    yield (x, x, torch._neg_view(x)), ValueError, "out is sparse or a negated view"
+    yield (x.to_sparse_csr(), x), ValueError, "x is sparse or a negated view"
     yield (leaf, x), ValueError, "x requires a gradient; pass x.detach()"
     yield (x, leaf), ValueError, "y requires a gradient; pass y.detach()"
     yield (x, x, leaf), ValueError, "out requires a gradient"
@@ -215,14 +227,14 @@ def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
         capture_output=True,
         text=True,
     )
-    assert child.stderr.splitlines()[-1] == "ValueError: x is on cpu; pass x.cuda()"
+    assert child.stderr.splitlines()[-1] == "ValueError: x is on cpu; the kernel runs on cuda"
 
 
 @pytest.mark.gpu
 def test_devices_on_cuda(lesson, device):
     x = torch.ones(1003, device=device)
     for arguments, message in [
-        ((x.cpu(), x.cpu()), "x is on cpu; pass x.cuda()"),
+        ((x.cpu(), x.cpu()), "x is on cpu; the kernel runs on cuda"),
         ((x, x.cpu()), "y is on cpu, x is on cuda:0"),
         ((x, x, x.cpu()), "out is on cpu, x is on cuda:0"),
     ]:

@@ -116,10 +116,6 @@ def furnish(app, docname: str, source: list[str]) -> None:
     if not docname.startswith("lessons/"):
         return
     text = source[0]
-    if docname == "lessons/index":  # its contents belong to the page, not to its last section
-        body, _, contents = text.rpartition(".. toctree::")
-        head, mark, sections = body.partition(".. raw:: html")
-        text = f"{head}.. toctree::{contents}\n\n{mark}{sections}"
     for pattern, replacement in FURNITURE:
         text = re.sub(pattern, replacement, text, flags=re.DOTALL)
     if lesson := of_docname(docname):
