@@ -230,7 +230,11 @@ def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
     assert child.stderr.splitlines()[-1] == "ValueError: x is on cpu; the kernel runs on cuda"
 
 
+on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
+
+
 @pytest.mark.gpu
+@on_cuda
 def test_devices_on_cuda(lesson, device):
     x = torch.ones(1003, device=device)
     for arguments, message in [
@@ -250,6 +254,7 @@ def test_devices_on_cuda(lesson, device):
 
 
 @pytest.mark.gpu
+@on_cuda
 @pytest.mark.parametrize("n", [2**26 + 3, 2**31 - 1, 2**31 + 3])
 def test_long_vectors_on_cuda(lesson, device, n):
     """Offsets beyond 32 bits are right, to the last element."""
