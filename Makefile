@@ -27,7 +27,7 @@ test-full:  ## The slow rest: all compile targets, the oldest supported versions
 	$(OLDEST) $(PYTEST) -m "not full and not gpu" tests/lessons
 
 test-gpu:  ## Property tests of the kernels on this machine's GPU
-	$(ALL) $(PYTEST) -m gpu
+	$(ALL) $(PYTEST) -m gpu tests/lessons
 
 serve:  ## Show the built site at http://127.0.0.1:8000
 	$(SITE) "$$py" docs/_tools/build.py serve

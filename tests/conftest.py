@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from site_build import node_modules, site  # noqa: F401  (fixtures)
 
 
 def pytest_configure(config):

@@ -16,7 +16,7 @@ from pathlib import Path
 import lesson_code
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {"attention": 450}  # else 350
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
@@ -125,7 +125,7 @@ def test_the_callers_mode_counts(stem):
     code += "; import matplotlib.pyplot; assert not matplotlib.pyplot.get_fignums()"
     child = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
