@@ -76,6 +76,21 @@ def test_prose_does_not_void_a_recording(recorded, old, new):
     assert "Recorded on Test GPU" in recorded.page()
 
 
+def test_a_helper_file_that_the_code_names_is_part_of_it(site):
+    site.write("examples/tools/helper.py", '"""Its purpose."""\n\nVALUE = 1\n')
+    site.edit('print("hello', 'print(Path("../tools/helper.py").exists())\nprint("hello')
+    site.record()
+    site.edit("Its purpose", "Another text", "examples/tools/helper.py")
+    build(site, torch=False)
+    assert "Recorded on Test GPU" in site.page()
+    downloads = site.home / "_build" / "html" / "en" / "downloads"
+    assert (downloads / "helper.py").read_text() == '"""Another text."""\n\nVALUE = 1\n'
+    assert 'href="../../downloads/helper.py"' in site.page()
+    site.edit("VALUE = 1", "VALUE = 2", "examples/tools/helper.py")
+    assert "the code has changed since" in build(site, torch=False)
+    assert "Not executed" in site.page()
+
+
 def test_stale_without_torch_is_marked(recorded):
     recorded.edit("hello from", "greetings from")
     output = build(recorded, torch=False)

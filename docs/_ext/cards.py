@@ -71,8 +71,8 @@ class RecordedCard(SphinxDirective):
 
 def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
     line = paragraph(_("Download: "), "downloads", "not-in-downloads")
-    for number, extension in enumerate(("py", "ipynb", "zip")):
-        name = f"{lesson.stem}.{extension}"
+    names = [f"{lesson.download}.{extension}" for extension in ("py", "ipynb", "zip")]
+    for number, name in enumerate([*names, *(path.name for path in lesson.helpers())]):
         uri = "../" * docname.count("/") + f"downloads/{name}"
         link = f'<a class="reference internal" href="{uri}" download>{name}</a>'
         line += [nodes.Text(" · ")] * (number > 0)

@@ -104,27 +104,33 @@ def write(app, doctree, docname) -> None:
     home = folder(app)
     home.mkdir(parents=True, exist_ok=True)
     content = cells(lesson, doctree)
-    files = {
-        home / f"{lesson.stem}.py": script(content),
-        home / f"{lesson.stem}.ipynb": notebook(content, languages.of(app.config.language)),
-    }
-    if all(path.exists() and path.read_text("utf-8") == text for path, text in files.items()):
+    files = {path.name: path.read_text("utf-8") for path in lesson.helpers()}
+    files[f"{lesson.download}.py"] = script(content)
+    files[f"{lesson.download}.ipynb"] = notebook(content, languages.of(app.config.language))
+    if all(_holds(home / name, text) for name, text in files.items()):
         return
-    for path, text in files.items():
-        path.write_text(text, "utf-8")
-    archive(home / f"{lesson.stem}.zip", list(files))
+    for name, text in files.items():
+        (home / name).write_text(text, "utf-8")
+    archive(home / f"{lesson.download}.zip", [home / name for name in sorted(files)])
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text("utf-8") == text
 
 
 def publish(app, exception) -> None:
     """Drop what no lesson stands behind, zip all, and copy everything into the site."""
     if exception or app.builder.format != "html":
         return
-    home = folder(app)
+    home, known = folder(app), set()
+    for lesson in find().values():
+        known.update(path.name for path in lesson.helpers())
+        known.update(f"{lesson.download}{suffix}" for suffix in (".py", ".ipynb", ".zip"))
     for path in home.iterdir():
-        if path.stem not in find():
+        if path.name not in known:
             path.unlink()
-    scripts = [home / f"{stem}{suffix}" for stem in find() for suffix in (".py", ".ipynb")]
-    archive(home / "all.zip", scripts)
+    members = [home / name for name in sorted(known) if not name.endswith(".zip")]
+    archive(home / "all.zip", [path for path in members if path.exists()])
     shutil.copytree(home, Path(app.outdir) / "downloads", dirs_exist_ok=True)
 
 

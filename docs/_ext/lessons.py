@@ -4,6 +4,7 @@ import ast
 import hashlib
 import io
 import re
+import sys
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ class Lesson:
         return self.path.parent.name
 
     @property
+    def download(self) -> str:
+        """The name of its downloads: a script copy.py would hide Python's module copy."""
+        return f"triton_{self.stem}" if self.stem in sys.stdlib_module_names else self.stem
+
+    @property
     def docname(self) -> str:
         return f"lessons/{self.part}/{self.path.stem}"
 
@@ -38,8 +44,14 @@ class Lesson:
     def code(self) -> list[str]:
         return [block.content for block in self.blocks() if block.type == "code"]
 
+    def helpers(self) -> list[Path]:
+        """The files in examples/tools that its code names; its run depends on them."""
+        code = "\n".join(self.code())
+        tools = self.path.parents[1] / "tools"
+        return [path for path in sorted(tools.glob("*.py")) if path.name in code]
+
     def code_hash(self) -> str:
-        return code_hash(self.code())
+        return code_hash([*self.code(), *(path.read_text("utf-8") for path in self.helpers())])
 
 
 def find(examples: Path = ROOT / "examples") -> dict[str, Lesson]:
@@ -98,7 +110,7 @@ def _code_lines(cell: str) -> list[str]:
         return lines
     docstrings, kept = set(), set()
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             if ast.get_docstring(node, clean=False) is not None:
                 first = node.body[0]
                 docstrings.update(range(first.lineno - 1, first.end_lineno))

@@ -76,4 +76,4 @@ def sources(stem: str) -> list[Path]:
     """The files whose change can change what `current` returns."""
     lesson = find()[stem]
     homes = (committed_home(lesson, recorded_gpu), local_home(lesson))
-    return [lesson.path, *(home / "manifest.json" for home in homes)]
+    return [lesson.path, *lesson.helpers(), *(home / "manifest.json" for home in homes)]

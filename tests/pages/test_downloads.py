@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import sys
 import zipfile
 
 import downloads
@@ -32,28 +33,43 @@ def own_code(lesson) -> list[str]:
     return [text.strip("\n") for text in lesson.code()]
 
 
+def members(lesson) -> set[str]:
+    """What a lesson's zip holds: script, notebook, and the helper files that its code names."""
+    own = {f"{lesson.download}.py", f"{lesson.download}.ipynb"}
+    return own | {path.name for path in lesson.helpers()}
+
+
 @pytest.mark.parametrize("code", CODES)
 def test_every_lesson_can_be_downloaded_and_nothing_else(home):
-    wanted = {f"{stem}.{kind}" for stem in find() for kind in ("py", "ipynb", "zip")}
-    assert {path.name for path in home.iterdir()} == wanted | {"all.zip"}
-    with zipfile.ZipFile(home / "all.zip") as archive:
-        names = [f"{stem}.{kind}" for stem in find() for kind in ("py", "ipynb")]
-        assert archive.namelist() == names
-        for name in names:
-            assert archive.read(name) == (home / name).read_bytes()
+    files = set().union(*map(members, find().values()))
+    zips = {f"{lesson.download}.zip" for lesson in find().values()}
+    assert {path.name for path in home.iterdir()} == files | zips | {"all.zip"}
+    holds(home / "all.zip", files)
 
 
 @each()
-def test_zip_holds_script_and_notebook(home, lesson):
-    with zipfile.ZipFile(home / f"{lesson.stem}.zip") as archive:
-        assert archive.namelist() == [f"{lesson.stem}.py", f"{lesson.stem}.ipynb"]
-        for name in archive.namelist():
-            assert archive.read(name) == (home / name).read_bytes()
+def test_zip_holds_script_notebook_and_helpers(home, lesson):
+    holds(home / f"{lesson.download}.zip", members(lesson))
+    for path in lesson.helpers():
+        assert (home / path.name).read_bytes() == path.read_bytes()
+
+
+def holds(path, names):
+    with zipfile.ZipFile(path) as archive:
+        assert archive.namelist() == sorted(names)
+        for name in names:
+            assert archive.read(name) == (path.parent / name).read_bytes()
+
+
+def test_no_download_hides_a_module():
+    """A script copy.py would be imported wherever Python means its own module copy."""
+    names = {lesson.download for lesson in find().values()}
+    assert not names & (set(sys.stdlib_module_names) | {"torch", "triton", "matplotlib", "numpy"})
 
 
 @each()
 def test_notebook_is_valid_and_its_code_is_the_lessons(home, lesson):
-    notebook = nbformat.read(home / f"{lesson.stem}.ipynb", as_version=4)
+    notebook = nbformat.read(home / f"{lesson.download}.ipynb", as_version=4)
     nbformat.validate(notebook)
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert code == own_code(lesson)
@@ -76,7 +92,7 @@ def split(script: str) -> tuple[list[str], str]:
 
 @each()
 def test_script_compiles_and_its_code_is_the_lessons(home, lesson):
-    script = (home / f"{lesson.stem}.py").read_text("utf-8")
+    script = (home / f"{lesson.download}.py").read_text("utf-8")
     tree = ast.parse(script)
     code, texts = split(script)
     assert code == own_code(lesson)
@@ -84,13 +100,13 @@ def test_script_compiles_and_its_code_is_the_lessons(home, lesson):
 
 
 def prose(home, lesson) -> list[str]:
-    notebook = json.loads((home / f"{lesson.stem}.ipynb").read_text("utf-8"))
+    notebook = json.loads((home / f"{lesson.download}.ipynb").read_text("utf-8"))
     return [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"]
 
 
 @each()
 def test_script_and_notebook_say_the_same(home, lesson):
-    texts = split((home / f"{lesson.stem}.py").read_text("utf-8"))[1]
+    texts = split((home / f"{lesson.download}.py").read_text("utf-8"))[1]
     assert [text.strip() for text in texts] == [text.strip() for text in prose(home, lesson)]
 
 
@@ -109,7 +125,7 @@ def test_texts_are_in_the_language_of_the_page(home, lesson, code):
 
 @each()
 def test_notebook_says_its_language(home, lesson, code):
-    notebook = json.loads((home / f"{lesson.stem}.ipynb").read_text("utf-8"))
+    notebook = json.loads((home / f"{lesson.download}.ipynb").read_text("utf-8"))
     assert notebook["metadata"]["lang"] == {"en": "en", "zh": "zh-CN"}[code]
 
 
