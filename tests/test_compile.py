@@ -48,7 +48,41 @@ def vector_add() -> Iterator[Variant]:
         yield variant("n = 1", wide, wide, wide, "1", {bits}, {bits})
 
 
+def lanes(arguments, constants=(), options=(), loads=None, stores=None) -> Iterator[Variant]:
+    yield Variant("as launched", arguments, dict(constants), dict(options), loads, stores)
+
+
+def twice(ragged_loads) -> Iterator[Variant]:
+    """A kernel that doubles, with 16 bytes for each of 64 threads."""
+    for kind, bits in {"fp16": 16, "fp32": 32, "fp64": 64}.items():
+        for n, loads in ("i32", ragged_loads(bits)), ("i32:16", {128}), ("i64:16", {128}):
+            arguments = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16", "n": n}
+            constants = {"BLOCK_SIZE": 8192 // bits}
+            yield Variant(f"{kind} {n}", arguments, constants, {"num_warps": 2}, loads, loads)
+
+
+LOADS_AND_MASKS = {
+    "address_kernel": lambda: lanes(
+        {"x_ptr": "*fp16:16", "out_ptr": "*i64:16", "n": "i32"}, {"BLOCK_SIZE": 8}
+    ),
+    "window_kernel": lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "n_load": "i32", "n_store": "i32:16"}
+    ),
+    "summary_kernel": lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "n": "i32", "other": "fp32"},
+        {"BLOCK_SIZE": 1024},
+    ),
+    # The lesson shows that these two refuse any other length.
+    "runtime_range_kernel": lambda: lanes({"out_ptr": "*fp32:16"}, {"n": 1}),
+    "odd_range_kernel": lambda: lanes({"out_ptr": "*fp32:16"}, {"N": 1024}, stores={128}),
+    "twice_kernel": lambda: twice(lambda bits: {bits}),
+    "twice_full_kernel": lambda: twice(lambda bits: {bits, 128}),
+    "twice_promised_kernel": lambda: twice(lambda bits: {128}),
+}
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
 
 
@@ -94,6 +128,19 @@ def test_vector_add_loses_wide_loads_at_a_ragged_length():
     reports = check(kernel, ["sm_90", "gfx942"], [aligned, ragged])
     owned = lesson.BLOCK_BYTES * 8 // (lesson.NUM_WARPS * 64)  # bits of one AMD thread
     assert [r.widths("load") for r in reports] == [{128}, {32}, {min(128, owned)}, {32}]
+
+
+@pytest.mark.parametrize(
+    "kernel, arguments, constants, message",
+    [
+        ("runtime_range_kernel", {"out_ptr": "*fp32", "n": "i32"}, {}, "must be of type"),
+        ("odd_range_kernel", {"out_ptr": "*fp32"}, {"N": 1003}, "range must be a power of 2"),
+    ],
+)
+def test_a_shape_is_a_constant_power_of_two(kernel, arguments, constants, message):
+    with pytest.raises(RuntimeError, match="does not compile") as caught:
+        compile_kernels([Job("loads_and_masks", kernel, "sm_90", arguments, constants)])
+    assert message in str(caught.value)
 
 
 def with_block(size: int) -> Job:

@@ -265,7 +265,7 @@ def twice(x, out, kernel=twice_full_kernel):
     """
     alike = [(t.dtype, t.shape, t.device, t.stride()) for t in (x, out)]
     usable = x.is_floating_point() and x.is_contiguous()
-    if alike[0] != alike[1] or x.is_cuda == INTERPRET or not usable:
+    if alike[0] != alike[1] or x.device.type != DEVICE or not usable:
         raise ValueError(f"not contiguous floats alike, on a GPU: {alike}")
     n, block = x.numel(), 1024 // x.element_size()  # 16 bytes for each thread
     if n:
