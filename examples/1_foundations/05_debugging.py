@@ -3,20 +3,17 @@ Debugging: addresses, then masks, then values
 =============================================
 
 A wrong number says little about its cause. Six small broken kernels show an
-order that finds it: which addresses were used, then which positions were
-masked off, and only then which values were computed.
+order that finds it, and the tools for each step, most of them without a GPU.
 
-- Which addresses may a program use? Those of its tensor, and to write, only
-  places that no other program uses.
+- Which addresses may a program use? Those of its tensor; to write, only places
+  that no other program uses.
 - What do masked positions hold? A value that does not change the result.
-- Which values come out? Those of a reference, on numbers small enough to read.
-
-Without a GPU, the tools that need none are executed: most of this page.
+- Which values come out? Those of a reference, on numbers few enough to read.
 """
 
-import importlib.util
 import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,121 +30,94 @@ import triton.language as tl
 
 INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
-sys.path.append("../tools")  # where the course keeps the checker
-checker = importlib.util.find_spec("triton_memcheck")
-if DEVICE == "cpu":
-    print("Left out, no GPU: what the compiled kernels do, compute-sanitizer")
-if not checker:
-    print("Left out, triton_memcheck.py is not beside this file: its reports")
+GPU = DEVICE == "cuda"
+places = [
+    os.path.join(p, "triton_memcheck.py") for p in [*sys.path, "../tools"]
+]
+checker = [place for place in places if os.path.exists(place)]
+tool = shutil.which("compute-sanitizer") if GPU else None
+print("" if GPU else "Left out, no GPU: the compiled kernels")
+print("" if tool else "Left out, not on PATH or no GPU: compute-sanitizer")
+print("" if checker else "Left out, not found: reports of triton_memcheck.py")
 
 # %%
 # Two processes
 # -------------
 #
-# How can a kernel be looked into? In Triton's *interpreter*, each line is
-# Python on NumPy arrays: breakpoints work, and every address can be checked.
-# But a process interprets or compiles, as ``TRITON_INTERPRET`` says when it
-# imports Triton.
+# How can you look into a kernel? In the *interpreter* each line is Python on
+# NumPy arrays: breakpoints work, and every address can be checked. But whether
+# a process interprets is settled when it imports Triton. So a second process
+# interprets. It receives scripts, a kernel and a function that launches it, and
+# returns what they print. Compiled, each script gets a process of its own, for
+# an error on a GPU often ends the process.
 #
-# So a second process interprets. It gets a script, a kernel and the function
-# that launches it, and answers with what it printed. A third kind runs such a
-# script compiled: some errors end the whole process on a GPU, and this page
-# goes on.
-#
-# ``triton_memcheck.py``, beside this page's downloads, checks addresses in the
-# interpreter. Put it beside any script of yours and write
-# ``with memcheck(): kernel[grid](...)``.
+# ``triton_memcheck.py``, beside this page's downloads, checks addresses. Put it
+# beside any script of yours, and write ``with memcheck(): kernel[grid](...)``.
 
-HEAD = "import torch, triton\nimport triton.language as tl\n\nDEVICE = '{}'\n\n"
-PLAIN = "\n\nprint({}())\n"
-CHECKED = "\n\nfrom triton_memcheck import memcheck\nwith memcheck():\n"
-CHECKED += "    print({}())\n"
-END = "-- end --"
-SECOND = f"""
+HEAD = "import torch, triton\nimport triton.language as tl\n\nDEVICE = '{}'"
+PLAIN = "print({}())"
+CHECKED = "from triton_memcheck import memcheck\nwith memcheck():\n    said = "
+CHECKED += "{}()\nprint(said)"
+SECOND = """
 import runpy, sys, torch, triton
 for name in iter(sys.stdin.readline, ""):
     try:
         runpy.run_path(name.strip())
     except Exception as error:
-        print(f"{{type(error).__name__}}: {{error}}")
-    print("\\n{END}", flush=True)
+        print(f"{type(error).__name__}: {error}")
+    print("\\n-- end --", flush=True)
 """
 folder = tempfile.TemporaryDirectory()
-paths = [os.path.dirname(os.path.abspath(checker.origin))] if checker else []
-paths += filter(None, [os.environ.get("PYTHONPATH")])
+for place in checker[:1]:
+    shutil.copy(place, folder.name)
+python = [sys.executable, "-W", "ignore", "-u"]
+pipes = dict(cwd=folder.name, stdout=-1, stderr=-2, text=True)  # both in one
+env = os.environ | {"TRITON_INTERPRET": "1"}
+second = subprocess.Popen([*python, "-c", SECOND], env=env, stdin=-1, **pipes)
 
 
-def start(*command, **variables):
-    """A child process in the folder of the scripts."""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": os.pathsep.join(paths)} | variables
-    pipes = dict(stdin=-1, stdout=-1, stderr=subprocess.STDOUT)
-    return subprocess.Popen(command, cwd=folder.name, env=env, text=1, **pipes)
-
-
-def script(case, changes=(), name="", device="cpu", end=PLAIN):
-    """Write a script: the kernel, with parts replaced, and its case."""
-    text = inspect.getsource(globals()[f"{case.__name__}_kernel"].fn)
+def run(case, *changes, gpu=False, call=PLAIN, feed=(), under=(), **variables):
+    """Run a case, with text of its kernel replaced; return what it prints."""
+    kernel = inspect.getsource(globals()[f"{case.__name__}_kernel"].fn)
     for old, new in changes:
-        if old not in text:
-            raise ValueError(f"not in the kernel: {old}")
-        text = text.replace(old, new)
-    text = HEAD.format(device) + text + "\n\n" + inspect.getsource(case)
-    name = f"{name or case.__name__}.py"
+        kernel = kernel.replace(old, new)
+    text = [HEAD.format("cuda" if gpu else "cpu"), kernel]
+    text += [inspect.getsource(case), call.format(case.__name__) + "\n"]
+    name = case.__name__ + "_changed" * bool(changes) + ".py"
     with open(os.path.join(folder.name, name), "w") as file:
-        file.write(text + end.format(case.__name__))
-    return name
+        file.write("\n\n".join(text))
+    if gpu:
+        command = [*under, *python, name]
+        own = os.environ | {"TRITON_INTERPRET": "0"} | variables
+        said = subprocess.run(command, env=own, **pipes).stdout
+    else:
+        second.stdin.write("\n".join([name, *feed, ""]))
+        second.stdin.flush()
+        lines = iter(second.stdout.readline, "")
+        said = "".join(iter(lambda: next(lines), "-- end --\n"))
+    for command in feed:
+        said = said.replace("(Pdb) ", f"(pdb) {command}\n", 1)
+    return said.replace(folder.name + os.sep, "").strip()
 
 
-python = sys.executable, "-W", "ignore", "-u"
-second = start(*python, "-c", SECOND, TRITON_INTERPRET="1")
-
-
-def interpret(name, *commands):
-    """Run a script in the second process; return what it prints."""
-    second.stdin.write("\n".join([name, *commands, ""]))
-    second.stdin.flush()
-    said = []
-    for line in second.stdout:
-        if line.startswith(END):
-            break
-        said.append(line)
-    return "".join(said).replace(folder.name + os.sep, "").strip()
-
-
-def compiled(name, *command, **variables):
-    """Start a script on the GPU, in a process of its own."""
-    return start(*command, *python, name, **variables)
-
-
-def answer(process):
-    """The lines a process has printed, at its end."""
-    said = process.communicate()[0].replace(folder.name + os.sep, "")
-    return [line for line in said.splitlines() if line.strip()]
-
-
-def show(case, *repair, here=True):
-    """Say what happens here, what the checker finds, and what a repair does."""
-    if here:
-        print(f"here ({'GPU' if DEVICE == 'cuda' else 'interpreter'}): {case()}")
+def show(case, *repair, safe=True):
+    """Run a case here, then interpreted and checked, then with a repair."""
+    if safe:
+        print(f"{DEVICE}: {case()}")
     if checker:
-        print(interpret(script(case, end=CHECKED)), end="\n\n")
-    for old, new in repair:
-        print(*(f"- {line.strip()}" for line in old.split("\n")), sep="\n")
-        print(*(f"+ {line.strip()}" for line in new.split("\n")), sep="\n")
-    end = CHECKED if checker else PLAIN
-    name = f"{case.__name__}_repaired"
-    print("repaired:", interpret(script(case, repair, name, end=end)))
+        print(run(case, call=CHECKED))
+        for old, new in repair:
+            print(f"- {old}\n+ {new}")
+        print("repaired:", run(case, *repair, call=CHECKED))
 
 
 # %%
 # Addresses: a missing mask
 # -------------------------
 #
-# This kernel doubles 1003 numbers, 256 in each program. The symptom? None in
-# the result. The tensors are slices of a larger buffer of ones, as most memory
-# is part of something larger. What lies behind the slice changes: somebody
-# else's numbers.
+# This kernel doubles 1003 numbers, 256 in a program. Its tensors are slices of
+# rows of ones. The symptom? The result is right. But the 21 numbers behind it,
+# somebody else's, have changed.
 
 
 @triton.jit
@@ -158,29 +128,23 @@ def missing_mask_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def missing_mask():
-    room = torch.ones(2, 1024, device=DEVICE)
-    x, out = room[:, :1003]
-    missing_mask_kernel[(4,)](x, out, 1003, BLOCK=256)
-    changed = (room[1, 1003:] != 1).sum().item()
-    return f"right: {torch.equal(out, 2 * x)}, changed behind: {changed}"
+    x, out = torch.ones(2, 1024, device=DEVICE)
+    missing_mask_kernel[(4,)](x[:1003], out[:1003], 1003, BLOCK=256)
+    return f"doubled {(out == 2).sum()}, as they were {(out == 1).sum()}"
 
 
-MASK = [
-    ("x_ptr + offs", "x_ptr + offs, mask=offs < n"),
-    ("2 * x", "2 * x, mask=offs < n"),
-]
+MASK = [("offs)", "offs, mask=offs < n)"), ("2 * x)", "2 * x, mask=offs < n)")]
 show(missing_mask, *MASK)
 
 # %%
-# The checker names line, program, argument and offsets: the 21 positions of
-# program 3 from 1003 up, in the load and in the store. It went on without them,
-# so it can report both.
+# The report names line, argument, program and offsets: 21 positions of program
+# 3, in the load and in the store. The checker masks them off and goes on.
 #
 # Addresses: a shape used as a stride
 # -----------------------------------
 #
-# A window of 4 rows and 6 columns, cut from a buffer with rows of 8, is copied.
-# The symptom: the first row is right, all others are shifted.
+# A window of 6 columns is copied from a buffer with rows of 8. The symptom: the
+# first row is right, the others are shifted.
 
 
 @triton.jit
@@ -197,40 +161,34 @@ def shape_as_stride():
     return out.tolist()
 
 
-STRIDE = [("x_ptr + row * N", "x_ptr + row * stride_xm")]
-show(shape_as_stride, *STRIDE)
+show(shape_as_stride, ("x_ptr + row * N", "x_ptr + row * stride_xm"))
 
 # %%
-# The window knows its stride, the kernel gets an address. ``row * N`` is right
-# for a contiguous tensor only. The numbers here are their own offsets, so the
-# wrong result shows which cells were read.
+# A contiguous tensor hides this error. The checker knows the cells of a view.
+# The numbers here are their own offsets, so the result shows what was read.
 
-_, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
-reader = {offset: row for row, o in enumerate(shape_as_stride()) for offset in o}
-for offset in range(32):
-    row, col = divmod(offset, 8)
-    look = dict(facecolor="#D1495B66" if col > 5 else "none", edgecolor="gray")
-    look["hatch"] = "//" if col > 5 else ""
+rows, axes = shape_as_stride(), plt.figure(figsize=(7, 2.6)).add_subplot()
+reader = {at: f"pid {pid}" for pid, row in enumerate(rows) for at in row}
+for at in range(32):
+    row, col = divmod(at, 8)
+    look = dict(color="#D1495B66", hatch="//") if col > 5 else dict(fill=False)
     axes.add_patch(plt.Rectangle((col, row), 1, 1, **look))
-    program = f"pid {reader[offset]}" if offset in reader else "-"
-    axes.text(col + 0.5, row + 0.4, program, ha="center", va="center")
-    axes.text(col + 0.5, row + 0.8, offset, ha="center", va="center", size=7)
+    label = f"{reader.get(at, '-')}\n{at}"
+    axes.text(col + 0.5, row + 0.5, label, ha="center", va="center")
 axes.set(xlim=(0, 8), ylim=(4, 0), xticks=[], yticks=[])
-axes.set_xlabel("8 columns of the buffer, 6 of the window")
 plt.show()
 
 # %%
-# Figure. The buffer of 4 rows and 8 columns, with each cell's offset below and
-# the program that read it above. Columns 6 and 7, hatched, are not in the
-# window. Program 1 should read offsets 8 to 13 and read 6 to 11. Nobody read
-# the last six cells of the buffer's last row.
+# Figure. The buffer, 4 rows of 8 cells. In each cell, the program that read it
+# and its offset. The hatched columns are not in the window. Program 1 should
+# read offsets 8 to 13 and read 6 to 11. Cells marked ``-`` were not read.
 #
 # Addresses: a product beyond 32 bits
 # -----------------------------------
 #
 # Each program copies the first number of its row. Rows are ``2**30`` elements
-# apart, and row 2 begins at ``2**31``. Both factors fit into 32 bits, so Triton
-# multiplies in 32 bits. The product wraps.
+# apart. Both factors fit into 32 bits, so Triton multiplies in 32 bits, and
+# ``2 * 2**30`` wraps.
 
 
 @triton.jit
@@ -248,38 +206,21 @@ def int32_overflow():
     return out.tolist()
 
 
-WIDE = [("program_id(0)", "program_id(0).to(tl.int64)")]
-show(int32_overflow, *WIDE, here=False)  # it would end a GPU process
+WIDE = ("program_id(0)", "program_id(0).to(tl.int64)")
+show(int32_overflow, WIDE, safe=False)
 
 # %%
-# In the interpreter ``x`` has one element, so rows 1 and 2 are out of bounds
-# either way. What counts are the offsets: row 2 asks for ``-2147483648``, after
-# the repair for ``2147483648``. No 2 GiB are needed to see it.
+# Interpreted, ``x`` has one element: rows 1 and 2 are out of bounds before and
+# after. What counts is the offset of row 2, ``-2147483648``, and repaired
+# ``2147483648``. It took no 2 GiB to see it.
 #
-# On a GPU ``x`` is as large as it should be. And with ``TRITON_DEBUG=1`` Triton
-# adds a check to each integer operation.
-
-memory = torch.cuda.mem_get_info()[0] if DEVICE == "cuda" else 0
-if memory > 3 * 2**30:
-    broken = script(int32_overflow, device="cuda")
-    mended = script(int32_overflow, WIDE, "int32_repaired", device="cuda")
-    runs = [compiled(broken), compiled(broken, TRITON_DEBUG="1")]
-    runs += [compiled(mended, TRITON_DEBUG="1")]
-    for title, run in zip(("plain", "TRITON_DEBUG=1", "repaired"), runs):
-        lines = answer(run)
-        found = [x for x in lines if "Assertion" in x or "CUDA error" in x]
-        print(f"{title}: {(found or lines)[0]}")
-elif DEVICE == "cuda":
-    print("Left out: 3 GiB of free GPU memory are needed")
-
-# %%
 # Addresses: two programs, one place
 # ----------------------------------
 #
-# Every program adds its sum to one total. The symptom depends on luck. In the
-# interpreter programs run one after another, and the total is right: checking
-# values there cannot find this one. On a GPU they run at once, read the same
-# old total, and most sums are lost.
+# Each program adds its sum to one total. The symptom depends on luck.
+# Interpreted, programs run one after another, and the total is right: no test
+# of values finds this there. On a GPU several read the same old total, and
+# sums are lost.
 
 
 @triton.jit
@@ -290,58 +231,56 @@ def one_place_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
 
 
 def one_place():
-    x = torch.ones(64 * 256, device=DEVICE)
     out = torch.zeros(1, device=DEVICE)
-    one_place_kernel[(64,)](x, out, BLOCK=256)
-    return f"{out.item():.0f} of {x.numel()}"
+    one_place_kernel[(64,)](torch.ones(64 * 256, device=DEVICE), out, 256)
+    return f"{out.item():.0f} of {64 * 256}"
 
 
-ATOMIC = [("tl.store(out_ptr, tl.load(out_ptr) + ", "tl.atomic_add(out_ptr, ")]
-show(one_place, *ATOMIC)
+ATOMIC = ("store(out_ptr, tl.load(out_ptr) + ", "atomic_add(out_ptr, ")
+show(one_place, ATOMIC)
+print("unchecked:", run(one_place))
 
 # %%
-# Addresses on the GPU itself
-# ---------------------------
+# Addresses on the GPU
+# --------------------
 #
-# Two tools watch the compiled kernel. ``tl.device_assert`` is a check that you
-# write into it. It needs ``TRITON_DEBUG=1``, and the interpreter ignores it. It
-# ends the process, so it runs in a child.
-#
-# ``compute-sanitizer`` from the CUDA toolkit needs no change of the kernel. It
-# knows what was allocated, not what you sliced from it. And PyTorch allocates
-# large pieces and hands out parts: a small overrun stays inside. With
+# ``tl.device_assert`` is a check that you write into the kernel. It needs
+# ``TRITON_DEBUG=1``, ends the process, and is ignored by the interpreter. The
+# same variable makes Triton check integer operations: here ``x`` has its 2 GiB.
+
+CHECK = "tl.device_assert(offs < n, 'offset beyond n')\n    x = tl.load"
+check = ("x = tl.load", CHECK)
+print("device_assert, interpreted:", run(missing_mask, check))
+cases = [("1", missing_mask, check), ("0", int32_overflow)]
+cases += [("1", int32_overflow), ("1", int32_overflow, WIDE)]
+for debug, case, *changes in [*cases, ("0", one_place, ATOMIC)] * GPU:
+    said = run(case, *changes, gpu=True, TRITON_DEBUG=debug)
+    told = re.findall(".*(?:Assertion|CUDA error|OutOfMemory).*", said) or [
+        said
+    ]
+    print(f"TRITON_DEBUG={debug}, {len(changes)} changed: {told[0]}")
+
+# %%
+# ``compute-sanitizer``, of the CUDA toolkit, needs no change. It knows what was
+# allocated, not what was sliced. And PyTorch allocates large pieces and hands
+# out parts, so a small overrun stays inside. With
 # ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` each tensor is an allocation of its own.
 
-EXACT = "\n\nx, out = (torch.ones(1003, device='cuda') for _ in range(2))\n"
-EXACT += "missing_mask_kernel[(4,)](x, out, 1003, BLOCK=256)\n"
-EXACT += "torch.cuda.synchronize()  # of {}\n"
-ASSERT = "tl.device_assert(offs < n, 'offset beyond n')\n    x = tl.load"
-sanitizer = shutil.which("compute-sanitizer")
-name = script(missing_mask, [("x = tl.load", ASSERT)], "asserted")
-print("device_assert, interpreter:", interpret(name))
-if DEVICE == "cuda":
-    name = script(missing_mask, [("x = tl.load", ASSERT)], "asserted", "cuda")
-    lines = answer(compiled(name, TRITON_DEBUG="1"))
-    lines = [line for line in lines if "Assertion" in line]
-    print(f"device_assert, GPU: {len(lines)} positions, like\n    {lines[0]}")
-if DEVICE == "cuda" and sanitizer:
-    name = script(missing_mask, (), "exact", "cuda", EXACT)
-    off = dict(PYTORCH_NO_CUDA_MEMORY_CACHING="1")
-    for title, env in {"cached": {}, "not cached": off}.items():
-        lines = answer(compiled(name, sanitizer, **env))
-        at = [i for i, line in enumerate(lines) if "Invalid" in line][:1]
-        print(f"\ncompute-sanitizer, {title}", *lines[-1:], sep="\n")
-        print(*(line for i in at for line in lines[i : i + 3]), sep="\n")
-elif DEVICE == "cuda":
-    print("Left out: compute-sanitizer is not on PATH")
+ALONE = """x, out = (torch.ones(1003, device="cuda") for _ in range(2))
+missing_mask_kernel[(4,)](x, out, 1003, BLOCK=256)
+torch.cuda.synchronize()"""
+for variables in [{}, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}] * bool(tool):
+    how = dict(gpu=True, call=ALONE, under=[tool]) | variables
+    told = re.findall(".*(?:Invalid|SUMMARY).*", run(missing_mask, **how))
+    print(variables, *sorted({told[0], told[-1]}), sep="\n")
 
 # %%
 # Masks: the wrong ``other``
 # --------------------------
 #
-# The largest of -1, -2, -3, -4, -5 comes out as 0. All addresses are right, so
-# the checker is silent, and the next question is: what did masked positions
-# hold? ``breakpoint()`` stops inside the kernel.
+# The symptom: the largest of -1, -2, -3, -4, -5 is 0. The checker is silent,
+# as all addresses are right. So what did masked positions hold? A
+# ``breakpoint()`` in the kernel stops the interpreter there.
 
 
 @triton.jit
@@ -358,24 +297,23 @@ def wrong_other():
     return out.item()
 
 
-stop = [("tl.store", "breakpoint()\n    tl.store")]
-commands = ["p offs < n", "p x", "continue"]
-said = interpret(script(wrong_other, stop, "stopped"), *commands)
-for command in commands:
-    said = said.replace("(Pdb) ", f"(pdb) {command}\n", 1)
-print(said, end="\n\n")
 show(wrong_other, ("other=0.0", "other=float('-inf')"))
+stop = ("tl.store", "breakpoint()\n    tl.store")
+print(run(wrong_other, stop, feed=["p offs < n", "p x", "continue"]))
 
 # %%
-# Three zeros that no input holds took part in the maximum. ``other`` must be
-# the neutral element of what comes next: minus infinity for a maximum.
+# Three zeros that are in no input took part. ``other`` has to be the neutral
+# element of what follows: minus infinity for a maximum.
 #
 # Values: the wrong axis
 # ----------------------
 #
-# Last, values. Rows of a square tile are to be summed. A square hides which
-# axis is which, and a symmetric one hides it even from a comparison. So take
-# few different numbers and print what is in between with ``tl.device_print``.
+# The symptom: sums of rows are wrong, except for a symmetric tile. Addresses
+# and masks are right, so look at values, few and all different.
+# ``tl.device_print`` prints them in both modes: these are sums of columns.
+#
+# A tile that is not square tells at once. ``tl.static_assert`` states what is
+# true of shapes: the compiler checks it, and the interpreter.
 
 
 @triton.jit
@@ -388,29 +326,40 @@ def wrong_axis_kernel(x_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr):
 
 def wrong_axis(M=4, N=4):
     x = torch.arange(M * N, device=DEVICE).view(M, N)
-    out = torch.zeros(M, dtype=x.dtype, device=DEVICE)
+    out = torch.zeros_like(x[:, 0])
     wrong_axis_kernel[(1,)](x, out, M, N)
     return f"{out.tolist()}, expected {x.sum(1).tolist()}"
 
 
-noisy = [("tl.store", "tl.device_print('sums', sums)\n    tl.store")]
-print(interpret(script(wrong_axis, noisy, "printed")))
-if DEVICE == "cuda":
-    lines = answer(compiled(script(wrong_axis, noisy, "printed", "cuda")))
-    print("GPU:", *sorted(set(lines))[:5], sep="\n")
 show(wrong_axis, ("axis=0", "axis=1"))
+look = "tl.device_print('sums', sums)\n    tl.store"
+shape = "tl.static_assert(sums.shape[0] == M, 'one sum for each row')\n    "
+for gpu in [False] + [True] * GPU:
+    said = run(wrong_axis, ("tl.store", look), gpu=gpu)
+    print("device_print:", *sorted(set(said.splitlines())), sep="\n")
+    call = "print({}(4, 8))"
+    said = run(wrong_axis, ("tl.store", shape + "tl.store"), gpu=gpu, call=call)
+    print("static_assert:", said.splitlines()[-1])
+second.stdin.close()
 
 # %%
-# A tile that is not square would have told at once. ``tl.static_assert`` states
-# what must hold about shapes. It is checked when the kernel is compiled, costs
-# nothing when it runs, and the interpreter checks it too.
-
-STATED = "tl.static_assert(sums.shape[0] == M, 'one sum for each row')\n    "
-stated = [("tl.store", STATED + "tl.store")]
-END_4_BY_8 = "\n\nprint({}(4, 8))\n"
-print(interpret(script(wrong_axis, stated, "stated", end=END_4_BY_8)))
-if DEVICE == "cuda":
-    name = script(wrong_axis, stated, "stated", "cuda", END_4_BY_8)
-    print("GPU:", answer(compiled(name))[-1])
-second.stdin.close()
-second.wait()
+# To *see* which cells each program touches, as a picture that moves, take
+# triton-viz, https://github.com/Deep-Learning-Profiling-Tools/triton-viz
+#
+# .. admonition:: Takeaway
+#
+#    Addresses, then masks, then values. The interpreter finds most errors
+#    without a GPU. But it runs one program after another, so a right value
+#    there does not show that programs keep out of each other's way.
+#
+# Exercises
+# ---------
+#
+# - Let ``one_place`` write to ``out_ptr + pid // 2``. What is reported now?
+# - Which of the six are right for contiguous tensors that fill their blocks?
+# - Run the checker on a kernel of yours, with a slice of a larger tensor.
+#
+# Reading
+# -------
+#
+# - compute-sanitizer: https://docs.nvidia.com/compute-sanitizer/

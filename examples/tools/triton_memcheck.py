@@ -58,6 +58,7 @@ PRIVATE = {
     "InterpretedFunction": "",
     "TensorHandle": "data dtype",
     "_implicit_cvt": "arg",
+    "GridExecutor": "arg_names",
     "GridExecutor._init_args_hst": "self args_dev kwargs",
     "InterpreterBuilder.set_grid_dim": "nx ny nz",
     "InterpreterBuilder.set_grid_idx": "x y z",
@@ -103,7 +104,7 @@ class Problem:
         code = linecache.getline(self.file, self.line).strip()
         return (
             f"{os.path.basename(self.file)}:{self.line}: "
-            f"{self.kind} of {self.tensor}, {self.rule}\n        {code}"
+            f"{self.kind} of {self.tensor} {self.rule}\n        {code}"
         )
 
     def __str__(self):
@@ -122,7 +123,10 @@ class MemcheckError(RuntimeError):
             places.setdefault(problem.place(), []).append(problem)
         lines = [f"{len(problems)} found"]
         for place, found in list(places.items())[:PLACES]:
-            lines += [place, *(f"    {problem}" for problem in found[:EXAMPLES])]
+            lines += [
+                place,
+                *(f"    {problem}" for problem in found[:EXAMPLES]),
+            ]
             if len(found) > EXAMPLES:
                 lines.append(f"    and {len(found) - EXAMPLES} more here")
         if len(places) > PLACES:
@@ -153,12 +157,16 @@ class _View:
         self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
         span = 0
         if tensor.numel():
-            span = 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides))
+            span = 1 + sum(
+                (n - 1) * s for n, s in zip(self.shape, self.strides)
+            )
         self.inside = np.zeros(span * self.item + 1, bool)  # the last: outside
         if span:
             shape = *self.shape, self.item
             strides = *(s * self.item for s in self.strides), 1
-            np.lib.stride_tricks.as_strided(self.inside, shape, strides)[...] = 1
+            np.lib.stride_tricks.as_strided(self.inside, shape, strides)[
+                ...
+            ] = 1
 
     def contains(self, places):
         """Which addresses, an array of (positions, bytes), are in the view?"""
@@ -268,7 +276,7 @@ def _tensors(arguments):
         elif hasattr(value, "untyped_storage"):
             yield name, value
         elif hasattr(value, "base"):
-            yield name, value.base
+            yield from _tensors([(name, value.base)])
 
 
 def _kernel_line():
@@ -330,11 +338,9 @@ def memcheck():
 
     def converted(original, arg):
         result = original(arg)
-        tensor = arg if hasattr(arg, "untyped_storage") else None
-        tensor = getattr(arg, "base", None) if tensor is None else tensor
-        if id(tensor) in checker.views and hasattr(result, "handle"):
-            view = checker.views[id(tensor)]
-            if isinstance(result.handle.dtype, tl.pointer_type):
+        if hasattr(arg, "data_ptr"):
+            view = checker.views.get(id(getattr(arg, "base", arg)))
+            if view:
                 result.handle.dtype = _Pointer(result.handle.dtype, view)
         return result
 
