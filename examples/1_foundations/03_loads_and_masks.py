@@ -267,17 +267,17 @@ def twice(x, out, kernel=twice_full_kernel):
     usable = x.is_floating_point() and x.is_contiguous()
     if alike[0] != alike[1] or x.device.type != DEVICE or not usable:
         raise ValueError(f"not contiguous floats alike, on a GPU: {alike}")
-    n, block = x.numel(), 1024 // x.element_size()  # 16 bytes for each thread
+    n, block = x.numel(), 4096 // x.element_size()  # 32 bytes for each thread
     if n:
         with torch.cuda.device_of(x):
-            kernel[triton.cdiv(n, block),](x, out, n, block, num_warps=2)
+            kernel[triton.cdiv(n, block),](x, out, n, block, num_warps=4)
     return out
 
 
 COLORS = {"triton": "#3B82C4", "triton:full": "#2A9070"}
 big = 2**27 if gpu and torch.cuda.mem_get_info()[0] > 6e9 else 2**24
 src, dst = torch.ones(2, 2 * big if gpu else 0, device=DEVICE)
-sizes = [0, 1, 255, 256, 257, 511, 512, 513, 1003, 1008] + [big, big - 5] * gpu
+sizes = [0, 1, 1003, 1008, 1023, 1024, 1025, 2049, 4099] + [big, big - 5] * gpu
 _, axes = plt.subplots(layout="constrained")
 for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
     x = torch.randn(n, dtype=dtype, device=DEVICE)
@@ -327,10 +327,10 @@ for level in ("ttir", "ttgir", "llir", "ptx", "sass") if gpu else ():
     try:
         code = kernel.asm[level]
     except Exception as error:  # SASS takes the disassembler of CUDA
-        code = f"\tadd: left out, {error}"
+        code = f"\tadd left out: {error}"
     lines = [re.sub(DROP, "", s) for s in re.findall(LINE, code, re.M)][-25:]
     excerpts[level] = "\n".join(lines)
-    print(f"{level:6}", [s for s in lines if "add" in s.lower()][-1].strip())
+    print(f"{level:6}", re.findall(r"\S*add[f. ].*", excerpts[level], re.I)[-1])
 
 # %%
 # .. admonition:: Takeaway
