@@ -62,9 +62,10 @@ for dtype in (torch.float16, torch.float32):
 _, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
 for i, values in enumerate(seen.tolist()):
     color, hatch = ("#3B82C4", "") if values[3] else ("#D1495B", "//")
-    axes.bar(i, 5, 0.9, -0.5, alpha=0.35, color=color, hatch=hatch)
+    at = i + i // 8 / 2
+    axes.bar(at, 5, 0.9, -0.5, alpha=0.35, color=color, hatch=hatch)
     for row, value in enumerate([i // 8, *values]):
-        axes.text(i, row, value, ha="center", va="center")
+        axes.text(at, row, value, ha="center", va="center")
 names = ["pid", "lane", "offset", "byte", "mask"]
 axes.set(xticks=[], yticks=range(5), yticklabels=names, ylim=(4.5, -0.5))
 plt.show()
@@ -299,16 +300,16 @@ for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
             low, value, high = (moved / t / 1e6 for t in ms)
             row = dict(provider=provider, low=low, value=value, high=high)
             results.append(case | row | dict(metric="GB/s"))
-            label = f"{case['dtype']} {n:,} {provider}"
-            print(f"{label:36} {value:5.0f} GB/s")
+            label = f"{case['dtype']} 16k+{n % 16} {provider}"
+            print(f"{n} = {label:28} {value:5.0f} GB/s")
             axes.barh(label, value, color=COLORS.get(provider, "#7f7f7f"))
 print(f"Right in each bit, and all around untouched: {sizes}")
 axes.set(xlabel="GB/s", ylim=(15.5, -0.5))
 plt.show()
 
 # %%
-# Figure. Effective bandwidth of doubling a vector, by dtype and length: a plain
-# copy, PyTorch, ``twice_kernel`` and ``twice_full_kernel``.
+# Figure. Bandwidth of doubling a vector whose length is a multiple of 16 (16k+0)
+# or not: a plain copy, PyTorch, the masked kernel, the branching one.
 #
 # In float16, a length that is no multiple of 16 leaves ``twice_kernel``
 # :measured:`loads_and_masks triton/torch metric=GB/s N<2**27 dtype=float16`
@@ -321,9 +322,8 @@ plt.show()
 LINE = r"^(?:#blocked|  tt\.func|    [%t]|  %\d+ = (?!ext|bit)|  tail|\t[@a-z]"
 LINE += r"|[-\d]{2}(?::.){4}\t(?!NOP|BRA)).*"
 DROP = r" loc\((?:\(.*?\)|[^()])*\)|, !dbg.*| #\d+|^[-\d]{2}(?::.){4}|\t"
-x, out = torch.ones(2, 1008, device=DEVICE)
 for level in ("ttir", "ttgir", "llir", "ptx", "sass") if gpu else ():
-    kernel = twice_kernel[(8,)](x, out, 1008, 128, num_warps=1)
+    kernel = twice_kernel[(8,)](src, dst, 1008, 128, num_warps=1)
     try:
         code = kernel.asm[level]
     except Exception as error:  # SASS takes the disassembler of CUDA
