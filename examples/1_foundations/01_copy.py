@@ -6,7 +6,7 @@ A kernel that only moves bytes is the smallest one that can go wrong. Here you
 run one, learn to tell a broken machine from a wrong kernel, and see the three
 things that a kernel can wait for.
 
-- Which data does one program own? 1024 neighbouring bytes.
+- Which data does one program own? 4096 neighbouring bytes.
 - How does it move? From global memory into registers, and back.
 - What limits the speed? The launch if the tensor is small, else the memory.
 
@@ -43,10 +43,9 @@ print("" if gpu else "Left out, no GPU: compilation, all times")
 # The kernel
 # ----------
 #
-# How does a kernel reach the data? Many *programs* run it, and each has a
-# number, ``pid``. Program 0 owns the first block of positions, program 1 the
-# next. The last block may reach past the end of the data, so a *mask* switches
-# those positions off.
+# How does a kernel divide the data? Many *programs* run it, each with a number,
+# ``pid``. Program 0 owns the first block of positions, program 1 the next. The
+# last block may reach past the end: a *mask* switches those positions off.
 
 
 @triton.jit
@@ -60,9 +59,9 @@ def copy_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
 # %%
 # A copy need not know what the bits mean, so every dtype will do. The bytes are
 # moved as integers of 8 bytes if both addresses and the length are multiples of
-# 8, else of 4, 2 or 1. Two warps are 64 threads, with 16 bytes for each.
+# 8, else of 4, 2 or 1. Four warps are 128 threads, with 32 bytes for each.
 
-BLOCK_BYTES, WARPS = 1024, 2
+BLOCK_BYTES, WARPS = 4096, 4
 
 
 def copy(x, out=None):
@@ -74,9 +73,10 @@ def copy(x, out=None):
     for name, t in (("x", x), ("out", out)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name} is a {type(t).__name__}, not a tensor")
-        like = [(*u.shape, u.dtype, str(u.device)) for u in (t, x)]
-        if like[0] != like[1]:
-            raise ValueError(f"{name} is {like[0]}, x is {like[1]}")
+        if (t.shape, t.dtype, t.device) != (x.shape, x.dtype, x.device):
+            raise ValueError(
+                f"{name} has another shape, dtype or device than x"
+            )
         if t.device.type != "cuda" and not (INTERPRET and t.is_cpu):
             raise ValueError(f"{name} is on {t.device}; pass {name}.cuda()")
         plain = t.layout == torch.strided and t.is_contiguous()
@@ -195,10 +195,10 @@ with tempfile.TemporaryDirectory() as folder:
 # ------------------------
 #
 # What does a kernel cost that does nothing? The first call compiles it. The
-# result stays in memory, and in a folder on disk for other processes; here that
-# folder is empty. After that it depends on who looks. The clock on the wall sees
-# all that you wait for. ``do_bench`` hides most work of the CPU. A CUDA graph
-# has it done in advance. The helper is explained in :lesson:`measuring`.
+# result stays in memory, and in a folder on disk (an empty one, here). After
+# that it depends on who looks. The clock on the wall sees all, ``do_bench``
+# hides work of the CPU, a CUDA graph has it done in advance. The helper
+# ``clock`` is explained in :lesson:`measuring`.
 
 
 @triton.jit
@@ -228,10 +228,9 @@ if gpu:
     us["wall"] = clock([empty] * 1000)
     with torch.cuda.graph(graph):
         [empty() for _ in range(100)]
-    runs = ("do_bench", empty, 1e3), ("graph", graph.replay, 10)
-    for how, call, unit in runs:
+    for how, call, u in ("do_bench", empty, 1e3), ("graph", graph.replay, 10):
         ms = triton.testing.do_bench(call, quantiles=[0.5, 0.2, 0.8])
-        us[how] = [t * unit for t in ms]
+        us[how] = [t * u for t in ms]
     for how in us:
         record(us[how], provider=f"triton:{how}", metric="us", kernel="empty")
         print(f"empty kernel, {how:8}: {us[how][0]:9.2f} us")
@@ -256,7 +255,6 @@ def fma_kernel(x_ptr, out_ptr, n, a, K: tl.constexpr, BLOCK_SIZE: tl.constexpr):
 
 
 def fma(x, out, k, a=1 - 2**-12):
-    """``k`` multiply-adds on two float32 vectors on the current GPU."""
     fma_kernel[(triton.cdiv(len(x), 1024),)](x, out, len(x), a, k, 1024)
 
 
@@ -284,50 +282,57 @@ if gpu:
     rate = 2 * units * getattr(gpu, "clock_rate", 10**6) / 1e9
 large = min(sizes[-1], 2**26)
 bound = lambda n, k: max(launch, 8e-3 * n / roof[0], 2e-6 * n * k / rate)
-times = {"predicted": [bound(n, 0) for n in sizes], "torch": [], "triton": []}
+times = {"predicted": [bound(n, 0) for n in sizes]}
 later = {"predicted": [bound(large, k) for k in counts], "triton": []}
+peers = {"torch": lambda x, y: y.copy_(x), "triton": copy}
+peers["triton:1KiB"] = lambda x, y: copy_kernel[(len(x) // 256,)](
+    x, y, len(x), 256, num_warps=2
+)
 
 for n in sizes if gpu else ():
     pairs = [*zip(src[: 32 * n].split(n), dst[: 32 * n].split(n))]
     case = dict(N=n, bytes=8 * n, dtype="float32")
     record(roof, provider="ceiling", metric="GB/s", **case)
-    for name, f in {"torch": lambda x, y: y.copy_(x), "triton": copy}.items():
+    for name, f in peers.items():
         calls = [lambda x=x, y=y: f(x, y) for x, y in pairs]
-        number = max(20, min(500, 2**31 // n))
-        us = clock(calls * max(1, number // len(calls)))
+        us = clock(calls * 16)
         speed = [8e-3 * n / us[i] for i in (0, 2, 1)]
         record(us, provider=name, metric="us", **case)
         record(speed, provider=name, metric="GB/s", **case)
-        times[name].append(us[0])
-        print(f"{n:11,} {name:6} {us[0]:6.1f} us {speed[0]:5.0f} GB/s")
+        times.setdefault(name, []).append(us[0])
+        print(f"{n:11,} {name:11} {us[0]:6.1f} us {speed[0]:5.0f} GB/s")
 for k in counts if gpu else ():
     us = clock([lambda: fma(src[:large], dst[:large], k)] * 20)
     record(us, provider="triton:fma", metric="us", N=large, K=k)
     later["triton"].append(us[0])
     print(f"K={k}: {us[0]:.1f} us, predicted {bound(large, k):.1f} us")
 
+looks = {"predicted": ("--", "#7f7f7f"), "torch": ("o-", "#7f7f7f")}
+looks |= {"triton": ("s-", "#3B82C4"), "triton:1KiB": ("^-", "#2A9070")}
 _, axes = plt.subplots(1, 3, figsize=(7, 2.6), layout="constrained")
 speeds = {c: [8e-3 * n / t for n, t in zip(sizes, times[c])] for c in times}
-marks = {"predicted": "--", "torch": "o-", "triton": "s-"}
 panels = (sizes, times, "us"), (sizes, speeds, "GB/s"), (counts, later, "us")
 for panel, (xs, curves, unit) in zip(axes, panels):
     for name, ys in curves.items():
-        look_of = dict(color="#3B82C4" if name == "triton" else "#7f7f7f")
-        panel.loglog(xs[: len(ys)], ys, marks[name], label=name, **look_of)
+        mark, color = looks[name]
+        panel.loglog(xs[: len(ys)], ys, mark, color=color, label=name)
     panel.set(xlabel="K" if xs is counts else "N", ylabel=unit)
-axes[0].legend()
+axes[0].legend(fontsize=7)
 plt.show()
 
 # %%
 # Figure. One call, measured and predicted (dashed). Left and middle, a copy of
 # ``N`` floats: time is flat while launch-bound, bandwidth while memory-bound.
-# Right, ``K`` multiply-adds on each of many floats: memory-bound while flat, then
-# compute-bound.
+# Right, ``K`` multiply-adds on each of many floats: memory-bound while flat,
+# then compute-bound.
 #
 # A copy of 256 floats took :measured:`copy triton metric=us N=256`, one of
-# ``2**20`` took :measured:`copy triton metric=us N=2**20`: 4096 times the work.
-# From ``2**26`` on, it reaches at least
-# :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26` of the ceiling.
+# ``2**20`` took :measured:`copy triton metric=us N=2**20`. From ``2**26`` on, it
+# is at least :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26` the speed
+# of the ceiling. Programs of 1 KiB have half as many bytes under way in each
+# thread: :measured:`copy triton:1KiB/ceiling metric=GB/s N=2**28`. But launched
+# without the wrapper, small ones took only
+# :measured:`copy triton:1KiB metric=us N=256`: its checks cost time as well.
 #
 # .. admonition:: Takeaway
 #
@@ -338,7 +343,6 @@ plt.show()
 # ---------
 #
 # - Run the script twice without the empty folder. What does a first call cost?
-# - Set ``BLOCK_BYTES`` to 64. Which part of the left curve changes, and why?
 # - Predict the ``K`` at which the right curve bends, then measure around it.
 #
 # Reading

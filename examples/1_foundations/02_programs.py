@@ -122,7 +122,7 @@ for row, (label, (block, grid)) in enumerate(strips.items()):
     for i, pid in enumerate(owners(out, block, grid).tolist()):
         look = dict(color="#3B82C4", alpha=0.3 + 0.3 * (pid % 2))
         if pid < 0:
-            look = dict(color="#D1495B", hatch="//", fill=False)
+            look = dict(color="#D1495B", alpha=0.5)
         axes.barh(row, 1, 0.8, left=i, linewidth=0, **look)
         axes.text(i + 0.5, row, pid, ha="center", va="center", fontsize=7)
     print(f"{label}: {len(out.unique())} different values")
@@ -178,10 +178,10 @@ for view in ("x[:2, :3]", "x.t()[:3, :2]", "x[1:, 1:]"):
     print(f"  kernel {out.int().tolist()}")
 
 # %%
-# ``x_ptr`` is one address of a float. The block ``x`` was made in the kernel, with
-# a shape fixed at compile time. Of a view, only the address of its first element
-# arrives. The kernel reads on from there, and meets numbers that are not in the
-# view. Who wants strides has to pass them.
+# ``x_ptr`` is one address of a float. The block ``x`` was made in the kernel,
+# with a shape fixed at compile time. Of a view, only the address of its first
+# element arrives. The kernel reads on from there, and meets numbers that are
+# not in the view. Who wants strides has to pass them.
 #
 # Two sides
 # ---------
@@ -260,13 +260,14 @@ steps = torch.zeros(2 * programs, dtype=torch.int32)
 steps[begin], steps[end] = 1, -1
 if steps.count_nonzero() < 2 * programs:
     raise RuntimeError("two programs drew the same ticket")
-counts = {"alive": steps.cumsum(0).max().item(), "SMs": len(sm.unique())}
+counts = {"programs": programs, "SMs": len(sm.unique())}
+counts["alive"] = steps.cumsum(0).max().item()
 counts["late"] = (begin > end.min()).sum().item()
 print(f"the first to come: {begin.argsort()[:10].tolist()}")
 print(f"{programs} programs, {counts['alive']} alive at most, room for {fit}")
-print(f"{counts['late']} began after another had ended")
+print(f"first ticket of an end: {end.min()}; begun later: {counts['late']}")
 for metric, value in counts.items() if ON_CUDA else ():
-    row = dict(provider="triton", metric=metric, programs=programs)
+    row = dict(provider="triton", metric=metric, num_warps=4)
     results.append(row | dict(value=value, low=value, high=value))
 
 some = torch.arange(0, programs, max(1, programs // 240))
@@ -280,12 +281,14 @@ plt.show()
 
 # %%
 # Figure. Tickets that programs drew at their begin and their end, joined by a
-# line. On a GPU the first wave begins before any ends; each later one begins
-# where others have ended. In the interpreter one ends before the next begins.
+# line. On a GPU a first wave begins before any program ends. Each later program
+# begins when another has ended. In the interpreter they come one by one.
 #
-# Two things follow. No order is promised: a program must not need the result
-# of another. And no program may wait for another: the last one began when
-# others had ended, and if those had waited for it, it would never have begun.
+# Of :measured:`programs triton metric=programs` programs, at most
+# :measured:`programs triton metric=alive` were alive at a time: all that fit on
+# :measured:`programs triton metric=SMs` SMs. Two rules follow. No order is
+# promised, so a program must not need what another computes. And none may wait
+# for another: if the first wave waited for the last program, all would hang.
 #
 # Who holds which element?
 # ------------------------
@@ -309,9 +312,8 @@ for warps in (1, 4, 8) if ON_CUDA else ():
     out = torch.full((1024,), -1, dtype=torch.int32, device=DEVICE)
     thread_kernel[(1,)](out, 1024, num_warps=warps)
     threads, each = out.unique(return_counts=True)
-    print(
-        f"num_warps={warps}: {len(threads)} threads, {each.unique().tolist()}"
-    )
+    each = each.unique().tolist()
+    print(f"num_warps={warps}: {len(threads)} threads, with {each} elements")
     if warps == 4:
         axes.plot(out.cpu(), color="#3B82C4", drawstyle="steps-mid")
         for warp in range(4):
