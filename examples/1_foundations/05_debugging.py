@@ -28,16 +28,14 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 
-INTERPRET = triton.knobs.runtime.interpret
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
-GPU = DEVICE == "cuda"
+GPU = torch.cuda.is_available() and not triton.knobs.runtime.interpret
+DEVICE = "cuda" if GPU else "cpu"
 places = [
     os.path.join(p, "triton_memcheck.py") for p in [*sys.path, "../tools"]
 ]
 checker = [place for place in places if os.path.exists(place)]
 tool = shutil.which("compute-sanitizer") if GPU else None
-print("" if GPU else "Left out, no GPU: the compiled kernels")
-print("" if tool else "Left out, not on PATH or no GPU: compute-sanitizer")
+print("" if tool else f"Left out: compute-sanitizer{', GPU' * (not GPU)}")
 print("" if checker else "Left out, not found: reports of triton_memcheck.py")
 
 # %%
@@ -46,18 +44,16 @@ print("" if checker else "Left out, not found: reports of triton_memcheck.py")
 #
 # How can you look into a kernel? In the *interpreter* each line is Python on
 # NumPy arrays: breakpoints work, and every address can be checked. But whether
-# a process interprets is settled when it imports Triton. So a second process
-# interprets. It receives scripts, a kernel and a function that launches it, and
-# returns what they print. Compiled, each script gets a process of its own, for
-# an error on a GPU often ends the process.
+# a process interprets is settled when it imports Triton. So a second one gets
+# scripts, a kernel and what launches it, and returns what they print. Compiled,
+# each script has a process of its own, for an error on a GPU often ends it.
 #
 # ``triton_memcheck.py``, beside this page's downloads, checks addresses. Put it
 # beside any script of yours, and write ``with memcheck(): kernel[grid](...)``.
 
 HEAD = "import torch, triton\nimport triton.language as tl\n\nDEVICE = '{}'"
 PLAIN = "print({}())"
-CHECKED = "from triton_memcheck import memcheck\nwith memcheck():\n    said = "
-CHECKED += "{}()\nprint(said)"
+CHECKED = "from triton_memcheck import *\nwith memcheck(): x = {}()\nprint(x)"
 SECOND = """
 import runpy, sys, torch, triton
 for name in iter(sys.stdin.readline, ""):
@@ -105,7 +101,7 @@ def show(case, *repair, safe=True):
     if safe:
         print(f"{DEVICE}: {case()}")
     if checker:
-        print(run(case, call=CHECKED))
+        print("checked:", run(case, call=CHECKED))
         for old, new in repair:
             print(f"- {old}\n+ {new}")
         print("repaired:", run(case, *repair, call=CHECKED))
@@ -115,9 +111,8 @@ def show(case, *repair, safe=True):
 # Addresses: a missing mask
 # -------------------------
 #
-# This kernel doubles 1003 numbers, 256 in a program. Its tensors are slices of
-# rows of ones. The symptom? The result is right. But the 21 numbers behind it,
-# somebody else's, have changed.
+# A kernel doubles 1003 numbers, 256 in a program. The result is right. The
+# symptom: 21 numbers behind it, somebody else's, have changed.
 
 
 @triton.jit
@@ -133,7 +128,8 @@ def missing_mask():
     return f"doubled {(out == 2).sum()}, as they were {(out == 1).sum()}"
 
 
-MASK = [("offs)", "offs, mask=offs < n)"), ("2 * x)", "2 * x, mask=offs < n)")]
+MASK = [("x_ptr + offs", "x_ptr + offs, mask=offs < n")]
+MASK += [("2 * x", "2 * x, mask=offs < n")]
 show(missing_mask, *MASK)
 
 # %%
@@ -173,8 +169,7 @@ for at in range(32):
     row, col = divmod(at, 8)
     look = dict(color="#D1495B66", hatch="//") if col > 5 else dict(fill=False)
     axes.add_patch(plt.Rectangle((col, row), 1, 1, **look))
-    label = f"{reader.get(at, '-')}\n{at}"
-    axes.text(col + 0.5, row + 0.5, label, ha="center", va="center")
+    axes.text(col + 0.5, row + 0.7, f"{reader.get(at, '-')}\n{at}", ha="center")
 axes.set(xlim=(0, 8), ylim=(4, 0), xticks=[], yticks=[])
 plt.show()
 
@@ -211,16 +206,14 @@ show(int32_overflow, WIDE, safe=False)
 
 # %%
 # Interpreted, ``x`` has one element: rows 1 and 2 are out of bounds before and
-# after. What counts is the offset of row 2, ``-2147483648``, and repaired
-# ``2147483648``. It took no 2 GiB to see it.
+# after. What counts is the offset of row 2, negative at first. No 2 GiB needed.
 #
 # Addresses: two programs, one place
 # ----------------------------------
 #
-# Each program adds its sum to one total. The symptom depends on luck.
-# Interpreted, programs run one after another, and the total is right: no test
-# of values finds this there. On a GPU several read the same old total, and
-# sums are lost.
+# Each program adds its sum to one total. The symptom depends on luck. On a GPU
+# several programs read the same old total, and sums are lost. Interpreted, they
+# run one after another, and no test of values finds the error.
 
 
 @triton.jit
@@ -236,9 +229,9 @@ def one_place():
     return f"{out.item():.0f} of {64 * 256}"
 
 
-ATOMIC = ("store(out_ptr, tl.load(out_ptr) + ", "atomic_add(out_ptr, ")
+ATOMIC = "store(out_ptr, tl.load(out_ptr) + part)", "atomic_add(out_ptr, part)"
 show(one_place, ATOMIC)
-print("unchecked:", run(one_place))
+print("unchecked, interpreted:", run(one_place))
 
 # %%
 # Addresses on the GPU
@@ -247,32 +240,27 @@ print("unchecked:", run(one_place))
 # ``tl.device_assert`` is a check that you write into the kernel. It needs
 # ``TRITON_DEBUG=1``, ends the process, and is ignored by the interpreter. The
 # same variable makes Triton check integer operations: here ``x`` has its 2 GiB.
+#
+# ``compute-sanitizer``, of the CUDA toolkit, needs no change. It knows what was
+# allocated, not what was sliced. And PyTorch hands out parts of large pieces,
+# unless ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` is set.
 
-CHECK = "tl.device_assert(offs < n, 'offset beyond n')\n    x = tl.load"
-check = ("x = tl.load", CHECK)
+ALONE = "x, out = (torch.ones(1003, device='cuda') for _ in range(2))\n"
+ALONE += "missing_mask_kernel[(4,)](x, out, 1003, BLOCK=256)\nprint(out.sum())"
+check = "x = tl.load", "tl.device_assert(offs < n, 'beyond n')\n    x = tl.load"
 print("device_assert, interpreted:", run(missing_mask, check))
 cases = [("1", missing_mask, check), ("0", int32_overflow)]
 cases += [("1", int32_overflow), ("1", int32_overflow, WIDE)]
 for debug, case, *changes in [*cases, ("0", one_place, ATOMIC)] * GPU:
     said = run(case, *changes, gpu=True, TRITON_DEBUG=debug)
-    told = re.findall(".*(?:Assertion|CUDA error|OutOfMemory).*", said) or [
-        said
-    ]
-    print(f"TRITON_DEBUG={debug}, {len(changes)} changed: {told[0]}")
-
-# %%
-# ``compute-sanitizer``, of the CUDA toolkit, needs no change. It knows what was
-# allocated, not what was sliced. And PyTorch allocates large pieces and hands
-# out parts, so a small overrun stays inside. With
-# ``PYTORCH_NO_CUDA_MEMORY_CACHING=1`` each tensor is an allocation of its own.
-
-ALONE = """x, out = (torch.ones(1003, device="cuda") for _ in range(2))
-missing_mask_kernel[(4,)](x, out, 1003, BLOCK=256)
-torch.cuda.synchronize()"""
+    told = re.findall(".*(?:Assertion|CUDA error|OutOfMemory).*", said)
+    title = f"{case.__name__}{' changed' * len(changes)}, TRITON_DEBUG={debug}"
+    print(f"{title}:", [*told, said][0])
 for variables in [{}, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}] * bool(tool):
     how = dict(gpu=True, call=ALONE, under=[tool]) | variables
-    told = re.findall(".*(?:Invalid|SUMMARY).*", run(missing_mask, **how))
-    print(variables, *sorted({told[0], told[-1]}), sep="\n")
+    said = run(missing_mask, **how)
+    told = re.findall(".*(?:Invalid| at |SUMMARY).*", said) or [said]
+    print(variables, *dict.fromkeys([*told[:2], told[-1]]), sep="\n")
 
 # %%
 # Masks: the wrong ``other``
@@ -308,12 +296,10 @@ print(run(wrong_other, stop, feed=["p offs < n", "p x", "continue"]))
 # Values: the wrong axis
 # ----------------------
 #
-# The symptom: sums of rows are wrong, except for a symmetric tile. Addresses
-# and masks are right, so look at values, few and all different.
-# ``tl.device_print`` prints them in both modes: these are sums of columns.
-#
-# A tile that is not square tells at once. ``tl.static_assert`` states what is
-# true of shapes: the compiler checks it, and the interpreter.
+# The symptom: sums of rows are wrong, except for a symmetric tile. Look at
+# values, few and all different. ``tl.device_print`` prints them in both modes:
+# these are sums of columns. A tile that is not square tells at once, with
+# ``tl.static_assert``: a shape that the compiler checks, and the interpreter.
 
 
 @triton.jit
@@ -332,13 +318,13 @@ def wrong_axis(M=4, N=4):
 
 
 show(wrong_axis, ("axis=0", "axis=1"))
-look = "tl.device_print('sums', sums)\n    tl.store"
-shape = "tl.static_assert(sums.shape[0] == M, 'one sum for each row')\n    "
+look = ("tl.store", "tl.device_print('sums', sums)\n    tl.store")
+shape = "tl.static_assert(sums.shape[0] == M, 'not M sums')\n    tl.store"
+shape = ("tl.store", shape)
 for gpu in [False] + [True] * GPU:
-    said = run(wrong_axis, ("tl.store", look), gpu=gpu)
+    said = run(wrong_axis, look, gpu=gpu)
     print("device_print:", *sorted(set(said.splitlines())), sep="\n")
-    call = "print({}(4, 8))"
-    said = run(wrong_axis, ("tl.store", shape + "tl.store"), gpu=gpu, call=call)
+    said = run(wrong_axis, shape, gpu=gpu, call="print({}(4, 8))")
     print("static_assert:", said.splitlines()[-1])
 second.stdin.close()
 
@@ -355,9 +341,8 @@ second.stdin.close()
 # Exercises
 # ---------
 #
-# - Let ``one_place`` write to ``out_ptr + pid // 2``. What is reported now?
 # - Which of the six are right for contiguous tensors that fill their blocks?
-# - Run the checker on a kernel of yours, with a slice of a larger tensor.
+# - Let ``one_place`` write to ``out_ptr + pid // 2``. What is reported now?
 #
 # Reading
 # -------

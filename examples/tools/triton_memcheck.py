@@ -13,25 +13,25 @@ Put this file beside your kernel. Run the kernel in Triton's interpreter:
 
 Two kinds of problems are found:
 
-- A load, store or atomic out of bounds. The bounds are those of the tensor that
-  was passed, also of a view: neither what lies around a slice belongs to it, nor
-  what lies between the rows of a window.
+- A load, store or atomic out of bounds. The bounds are those of the tensor
+  that was passed, and of a view if it is one: neither what lies around a slice
+  belongs to it, nor what lies between the rows of a window.
 - A conflict: two programs use one place, at least one of them writes, and not
-  both are atomics. Programs run in any order, so the result is a matter of luck.
+  both by atomics. Programs run in any order, so luck decides what comes out.
 
-Positions out of bounds are masked off and the kernel goes on. At the end of the
-block a MemcheckError is raised. It names file and line, program, argument and
-offsets, counted in elements from the first one of the tensor. The block also
-gives the list of what was found so far: ``with memcheck() as problems``.
+Positions out of bounds are masked off, and the kernel goes on. At the end of
+the block a MemcheckError is raised, with file and line, program, argument, and
+offsets in elements from the first one of the tensor. Its ``problems`` is the
+complete list; ``with memcheck() as problems`` gives it too.
 
 Good to know:
 
-- A pointer keeps the tensor it came from through ``+``, shapes, loops, block
-  pointers and descriptors. If it becomes a number in between, or is chosen from
-  two tensors by ``tl.where``, then each tensor argument is within bounds.
+- A pointer keeps the tensor it came from: through sums, shapes, loops, block
+  pointers, descriptors. If it becomes a number on its way, or is chosen from
+  two tensors by ``tl.where``, then it may point into any tensor argument.
 - Programs that meet at one integer, by an atomic on a single place that is not
-  relaxed, count as ordered from there on: so a lock, or a counter that tells the
-  last program, is no conflict. Whether the kernel heeds the answer is not seen.
+  relaxed, count as ordered from there on. So a lock is no conflict, nor is a
+  counter that tells the last program. Nobody checks that it heeds the answer.
 - Neither values are checked, nor two positions of one program.
 
 Written for Triton 3.6 and 3.7. It needs names of the interpreter that are not
@@ -412,7 +412,7 @@ def memcheck():
 
 
 def _hooked(owner, name, hook, original):
-    """While this context lasts, ``owner.name`` is the hook, given the original."""
+    """While this lasts, calls of ``owner.name`` go to the hook."""
 
     def replacement(*args, **kwargs):
         return hook(original, *args, **kwargs)
