@@ -76,11 +76,11 @@ def lanes(arguments, constants=(), options=(), loads=None, stores=None, only="")
 
 
 def twice(ragged_loads) -> Iterator[Variant]:
-    """A kernel that doubles, with 32 bytes for each of 128 threads."""
+    """A kernel that doubles, with 16 bytes for each of 128 threads."""
     for kind, bits in {"fp16": 16, "fp32": 32, "fp64": 64}.items():
         for n, loads in ("i32", ragged_loads(bits)), ("i32:16", {128}), ("i64:16", {128}):
             arguments = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16", "n": n}
-            constants = {"BLOCK_SIZE": 8 * 4096 // bits}
+            constants = {"BLOCK_SIZE": 8 * 2048 // bits}
             yield Variant(f"{kind} {n}", arguments, constants, {"num_warps": 4}, loads, loads)
 
 

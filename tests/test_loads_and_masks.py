@@ -1,4 +1,4 @@
-"""loads_and_masks: addresses, edges, neutral elements, and the wrapper, interpreted and on CUDA."""
+"""loads_and_masks: addresses, edges, neutral elements, whole vectors, interpreted and on CUDA."""
 
 import math
 
@@ -58,12 +58,12 @@ def test_each_operation_has_its_neutral_element(lesson, device, n, centre):
 
 def assert_doubles(lesson, x, start=0):
     """Into a poisoned view, and nowhere else, by both kernels that are always right."""
-    n, expected = x.numel(), (2 * x.double()).to(x.dtype)
+    n, block = x.numel(), 2048 // x.itemsize
     for kernel in (lesson.twice_kernel, lesson.twice_full_kernel):
         room = torch.full((start + n + 24,), math.nan, dtype=x.dtype, device=x.device)
-        out = room[start : start + n].view(x.shape)
-        assert lesson.twice(x, out, kernel) is out
-        assert torch.equal(out, expected)
+        out = room[start : start + n]
+        kernel[(n // block + 1,)](x, out, n, block)
+        assert torch.equal(out, (2 * x.double()).to(x.dtype))
         assert room[:start].isnan().all() and room[start + n :].isnan().all()
 
 
@@ -80,45 +80,12 @@ def test_views_that_start_anywhere(lesson, device, n, starts):
     assert_doubles(lesson, x, starts[1])
 
 
-@pytest.mark.parametrize("shape", [(), (1, 1), (17, 59), (2, 3, 5), (0, 4)], ids=str)
-def test_shapes(lesson, device, shape):
-    assert_doubles(lesson, torch.randn(shape, device=device))
-
-
-def test_in_place(lesson, device):
-    x = torch.randn(1003, device=device)
-    expected = 2 * x
-    assert lesson.twice(x, x) is x
-    assert torch.equal(x, expected)
-
-
 def test_a_true_promise_is_kept(lesson, device):
     """The false one is the lesson's own; the interpreter does not see it."""
     x = torch.randn(1008, dtype=torch.float16, device=device)
     room = torch.full((1024,), 7.0, dtype=torch.float16, device=device)
     lesson.twice_promised_kernel[(2,)](x, room, 1008, 512, num_warps=2)
     assert torch.equal(room[:1008], 2 * x) and (room[1008:] == 7).all()
-
-
-def refusals(x):
-    yield x, x.double()
-    yield x, x[0]
-    yield x, x.to("meta")
-    yield x.t(), x.t()
-    yield x, x.t().contiguous().t()
-    yield x[:, ::2], x[:, ::2]
-    yield x.int(), x.int()
-    yield x.bool(), x.bool()
-    yield x.to("meta"), x.to("meta")
-
-
-def test_refusals(lesson, device):
-    x = torch.randn(17, 59, device=device)
-    before = x.clone()
-    for a, out in refusals(x):
-        with pytest.raises(ValueError, match="contiguous floats alike"):
-            lesson.twice(a, out)
-        assert torch.equal(x, before)
 
 
 @pytest.mark.gpu
@@ -129,5 +96,5 @@ def test_long_vectors_on_cuda(lesson, device):
     x = torch.ones(n, dtype=torch.float16, device=device)
     for kernel in (lesson.twice_kernel, lesson.twice_full_kernel):
         out = torch.full_like(x, math.nan)
-        lesson.twice(x, out, kernel)
+        kernel[(n // 1024 + 1,)](x, out, n, 1024)
         assert all((part == 2).all() for part in out.split(2**26))
