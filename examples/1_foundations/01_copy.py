@@ -6,7 +6,7 @@ A kernel that only moves bytes is the smallest one that can go wrong. Here you
 run one, learn to tell a broken machine from a wrong kernel, and see the three
 things that a kernel can wait for.
 
-- Which data does one program own? 4096 neighbouring bytes.
+- Which data does one program own? 2048 neighbouring bytes.
 - How does it move? From global memory into registers, and back.
 - What limits the speed? The launch if the tensor is small, else the memory.
 
@@ -59,9 +59,9 @@ def copy_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
 # %%
 # A copy need not know what the bits mean, so every dtype will do. The bytes are
 # moved as integers of 8 bytes if both addresses and the length are multiples of
-# 8, else of 4, 2 or 1. Four warps are 128 threads, with 32 bytes for each.
+# 8, else of 4, 2 or 1. Four warps are 128 threads, with 16 bytes for each.
 
-BLOCK_BYTES, WARPS = 4096, 4
+BLOCK_BYTES, WARPS = 2048, 4
 
 
 def copy(x, out=None):
@@ -90,9 +90,8 @@ def copy(x, out=None):
     if size == 0:
         return out  # a grid of no programs cannot be launched
     word = math.gcd(x.data_ptr(), out.data_ptr(), size, 8)
-    n, block = size // word, BLOCK_BYTES // word
-    integer = getattr(tl, f"int{8 * word}")
-    words = [triton.reinterpret(t, integer) for t in (x, out)]
+    n, block, integer = size // word, BLOCK_BYTES // word, f"int{8 * word}"
+    words = [triton.reinterpret(t, getattr(tl, integer)) for t in (x, out)]
     with torch.cuda.device_of(x):  # launch where the data is
         copy_kernel[(triton.cdiv(n, block),)](*words, n, block, num_warps=WARPS)
     return out
@@ -122,7 +121,7 @@ for n in [0, 1, 127, 128, 129, 1003, 98_432] + [2**26 + 3] * bool(gpu):
 # Is it the machine?
 # ------------------
 #
-# A kernel fails. Is the kernel wrong, or the machine? ``look`` collects facts,
+# A kernel fails. Is it wrong, or is the machine? ``look`` collects facts, and
 # ``diagnose`` judges them, in the order in which you would repair them.
 
 
@@ -258,7 +257,7 @@ def fma(x, out, k, a=1 - 2**-12):
     fma_kernel[(triton.cdiv(len(x), 1024),)](x, out, len(x), a, k, 1024)
 
 
-x = torch.randn(1003, device=DEVICE)
+x = torch.linspace(-3, 3, 1003, device=DEVICE)
 for k in (1, 16, 100, 1024):
     fma(x, out := x * torch.nan, k)
     exact = 1 + (x.double() - 1) * (1 - 2**-12) ** k
@@ -270,17 +269,17 @@ for k in (1, 16, 100, 1024):
 # large tensors, so that the L2 cache does not hold it yet. The ceiling copies
 # them whole. The FLOP rate is nominal: a multiply-add per FP32 unit and cycle.
 
-sizes, counts = [2**e for e in range(8, 29, 2)], [4**e for e in range(6)]
+sizes, counts = [2**e for e in range(28, 6, -2)], [4**e for e in range(6)]
 roof, rate = [1000.0], 10  # GB/s and TFLOP/s, an example
 if gpu:
     sizes = [n for n in sizes if 12 * n < torch.cuda.mem_get_info()[0]]
-    src, dst = torch.randn(2, sizes[-1], device=DEVICE)
+    src, dst = torch.randn(2, sizes[0], device=DEVICE)
     us = clock([lambda: dst.copy_(src)] * 20)
-    roof = [8e-3 * sizes[-1] / us[i] for i in (0, 2, 1)]
+    roof = [8e-3 * sizes[0] / us[i] for i in (0, 2, 1)]
     few = (7, 0) <= (gpu.major, gpu.minor) <= (8, 0)
     units = gpu.multi_processor_count * (64 if few else 128)
     rate = 2 * units * getattr(gpu, "clock_rate", 10**6) / 1e9
-large = min(sizes[-1], 2**26)
+large = min(sizes[0], 2**26)
 bound = lambda n, k: max(launch, 8e-3 * n / roof[0], 2e-6 * n * k / rate)
 times = {"predicted": [bound(n, 0) for n in sizes]}
 later = {"predicted": [bound(large, k) for k in counts], "triton": []}
@@ -322,17 +321,18 @@ plt.show()
 
 # %%
 # Figure. One call, measured and predicted (dashed). Left and middle, a copy of
-# ``N`` floats: time is flat while launch-bound, bandwidth while memory-bound.
-# Right, ``K`` multiply-adds on each of many floats: memory-bound while flat,
-# then compute-bound.
+# ``N`` floats: launch-bound, then memory-bound. Right, ``K`` multiply-adds on
+# each of many floats: memory-bound, then compute-bound.
 #
-# A copy of 256 floats took :measured:`copy triton metric=us N=256`, one of
-# ``2**20`` took :measured:`copy triton metric=us N=2**20`. From ``2**26`` on, it
-# is at least :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26` the speed
-# of the ceiling. Programs of 1 KiB have half as many bytes under way in each
-# thread: :measured:`copy triton:1KiB/ceiling metric=GB/s N=2**28`. But launched
-# without the wrapper, small ones took only
-# :measured:`copy triton:1KiB metric=us N=256`: its checks cost time as well.
+# A copy of ``2**10`` floats took :measured:`copy triton metric=us N=2**10`, one
+# of ``2**20`` took :measured:`copy triton metric=us N=2**20`. Launched without
+# the wrapper, the first took
+# :measured:`copy triton:1KiB metric=us N=2**10`: its checks are work as well.
+#
+# From ``2**26`` floats on, the worst ratio to the ceiling is
+# :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26`. With 1 KiB in a
+# program, and so twice as many to start, it is
+# :measured:`copy min(triton:1KiB/ceiling) metric=GB/s N>=2**26`.
 #
 # .. admonition:: Takeaway
 #
