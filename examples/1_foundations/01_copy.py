@@ -40,12 +40,57 @@ results = []
 print("" if gpu else "Left out, no GPU: compilation, all times")
 
 # %%
+# Is it the machine?
+# ------------------
+#
+# A kernel fails. Is it wrong, or is the machine? Ask before any launch: ``look``
+# collects facts, ``diagnose`` judges them in the order of repair.
+
+
+def look(**tensors):
+    """Facts about this machine, and about tensors meant for a kernel."""
+    cc = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    driver, gpu = ctypes.c_int(), torch.cuda.is_available()
+    with contextlib.suppress(OSError):  # there may be no such library
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(driver))
+    return {
+        "build": int(float(torch.version.cuda or 0)),
+        "driver": driver.value // 1000,  # 13000 stands for CUDA 13.0
+        "capability": torch.cuda.get_device_capability() if gpu else (0, 0),
+        "cc": shutil.which(cc or "") or "none",
+        "current": f"cuda:{torch.cuda.current_device()}" if gpu else "none",
+        "tensors": {name: str(t.device) for name, t in tensors.items()},
+    }
+
+
+def diagnose(facts):
+    """(what, as found, is it right, repair) for each check, in order."""
+    build, driver, age, cc, current, tensors = facts.values()
+    yield "PyTorch", f"for CUDA {build}", build > 0, "install its CUDA wheel"
+    yield "driver", f"for CUDA {driver}", driver > 0, "install the driver"
+    yield "driver age", f"CUDA {driver}", driver >= build, "update the driver"
+    yield "a GPU", age > (0, 0), age > (0, 0), "see CUDA_VISIBLE_DEVICES"
+    yield "GPU age", age, age >= (8, 0), "Triton supports 8.0 and later"
+    yield "C compiler", cc, cc != "none", "install gcc"
+    for name, device in tensors.items():
+        repair = f"launch in torch.cuda.device_of({name})"
+        repair = f"pass {name}.cuda()" if device == "cpu" else repair
+        yield name, f"on {device}", device == current, repair
+
+
+for what, found, right, repair in diagnose(look(x=torch.ones(1).to(DEVICE))):
+    print(f"{what:10} {found!s:14}", "ok" if right else f"FAULT: {repair}")
+
+# %%
+# Read it from the top: a fault may cause those below. The interpreter needs none
+# of it. If all is ok and a simple kernel is right, your kernel is wrong.
+#
 # The kernel
 # ----------
 #
-# How does a kernel divide the data? Many *programs* run it, each with a number,
-# ``pid``. Program 0 owns the first block of positions, program 1 the next. The
-# last block may reach past the end: a *mask* switches those positions off.
+# This one is simple. Many *programs* run it, each with a number, ``pid``. Program
+# 0 owns the first block of positions, program 1 the next. The last block may
+# reach past the end of the data: a *mask* switches those positions off.
 
 
 @triton.jit
@@ -57,9 +102,9 @@ def copy_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
 
 
 # %%
-# A copy need not know what the bits mean, so every dtype will do. The bytes are
-# moved as integers of 8 bytes if both addresses and the length are multiples of
-# 8, else of 4, 2 or 1. Four warps are 128 threads, with 16 bytes for each.
+# A copy need not know what the bits mean, so every dtype will do. It moves
+# integers of 8 bytes if both addresses and the length are multiples of 8, else
+# of 4, 2 or 1. Four warps are 128 threads, with 16 bytes for each.
 
 BLOCK_BYTES, WARPS = 2048, 4
 
@@ -118,53 +163,8 @@ for n in [0, 1, 127, 128, 129, 1003, 98_432] + [2**26 + 3] * bool(gpu):
     print(f"{n:10,} elements of 1, 2 and 16 bytes: every bit is right")
 
 # %%
-# Is it the machine?
-# ------------------
-#
-# A kernel fails. Is it wrong, or is the machine? ``look`` collects facts, and
-# ``diagnose`` judges them, in the order in which you would repair them.
-
-
-def look(**tensors):
-    """Facts about this machine, and about tensors meant for a kernel."""
-    cc = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    driver, gpu = ctypes.c_int(), torch.cuda.is_available()
-    with contextlib.suppress(OSError):  # there may be no such library
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(driver))
-    return {
-        "build": int(float(torch.version.cuda or 0)),
-        "driver": driver.value // 1000,  # 13000 stands for CUDA 13.0
-        "capability": torch.cuda.get_device_capability() if gpu else (0, 0),
-        "cc": shutil.which(cc or "") or "none",
-        "current": f"cuda:{torch.cuda.current_device()}" if gpu else "none",
-        "tensors": {name: str(t.device) for name, t in tensors.items()},
-    }
-
-
-def diagnose(facts):
-    """(what, as found, is it right, repair) for each check, in order."""
-    build, driver, age, cc, current, tensors = facts.values()
-    yield "PyTorch", f"for CUDA {build}", build > 0, "install its CUDA wheel"
-    yield "driver", f"for CUDA {driver}", driver > 0, "install the driver"
-    yield "driver age", f"CUDA {driver}", driver >= build, "update the driver"
-    yield "a GPU", age > (0, 0), age > (0, 0), "see CUDA_VISIBLE_DEVICES"
-    yield "GPU age", age, age >= (8, 0), "Triton supports 8.0 and later"
-    yield "C compiler", cc, cc != "none", "install gcc"
-    for name, device in tensors.items():
-        repair = f"launch in torch.cuda.device_of({name})"
-        repair = f"pass {name}.cuda()" if device == "cpu" else repair
-        yield name, f"on {device}", device == current, repair
-
-
-x = torch.rand(1003, device=DEVICE)
-for what, found, right, repair in diagnose(look(x=x)):
-    print(f"{what:10} {found!s:14}", "ok" if right else f"FAULT: {repair}")
-print("the copy is", "right" if torch.equal(copy(x), x) else "WRONG")
-
-# %%
-# Read it from the top: a fault may cause those below it. All ok, and the copy
-# right? Then the fault is in your kernel. The interpreter needs none of these.
-# Child processes provoke three faults, to show what each one says by itself.
+# So machine and kernel are right. What would a fault have said by itself? Child
+# processes provoke three, and ask for the repair.
 
 CHILD = "import contextlib, ctypes, os, shutil, sys, torch, triton\n"
 CHILD += "import triton.language as tl\n"
@@ -226,7 +226,7 @@ if gpu:
             us[how] = [timeit.timeit(empty, number=1) * 1e6] * 3
     us["wall"] = clock([empty] * 1000)
     with torch.cuda.graph(graph):
-        [empty() for _ in range(100)]
+        [empty() for _ in range(100)]  # so 1 ms is 10 us for each
     for how, call, u in ("do_bench", empty, 1e3), ("graph", graph.replay, 10):
         ms = triton.testing.do_bench(call, quantiles=[0.5, 0.2, 0.8])
         us[how] = [t * u for t in ms]
@@ -240,8 +240,8 @@ if gpu:
 # Other kernels add arithmetic. All three overlap, and the longest decides:
 # ``max(launch, bytes / bandwidth, FLOP / FLOP rate)``.
 #
-# So a kernel is *launch-bound*, *memory-bound* or *compute-bound*. To see the
-# third, this one does ``K`` multiply-adds, 2 FLOP each, on every element.
+# The kernel is *launch-bound*, *memory-bound* or *compute-bound*. To see all of
+# them, the next one does ``K`` multiply-adds, 2 FLOP each, on every element.
 
 
 @triton.jit
@@ -325,10 +325,8 @@ plt.show()
 # each of many floats: memory-bound, then compute-bound.
 #
 # A copy of ``2**10`` floats took :measured:`copy triton metric=us N=2**10`, one
-# of ``2**20`` took :measured:`copy triton metric=us N=2**20`. Launched without
-# the wrapper, the first took
-# :measured:`copy triton:1KiB metric=us N=2**10`: its checks are work as well.
-#
+# of ``2**20`` took :measured:`copy triton metric=us N=2**20`. The first without
+# the wrapper, :measured:`copy triton:1KiB metric=us N=2**10`: checks cost time.
 # From ``2**26`` floats on, the worst ratio to the ceiling is
 # :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26`. With 1 KiB in a
 # program, and so twice as many to start, it is
