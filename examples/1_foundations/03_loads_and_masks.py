@@ -318,6 +318,7 @@ plt.show()
 LINE = r"^(?:#blocked|  tt\.func|    [%t]|  %\d+ = (?!ext|bit)|  tail|\t[@a-z]"
 LINE += r"|[-\d]{2}(?::.){4}\t(?!NOP|BRA)).*"
 DROP = r" loc\((?:\(.*?\)|[^()])*\)|, !dbg.*| #\d+|^[-\d]{2}(?::.){4}|\t"
+excerpts["python"] = "".join(twice_kernel.raw_src) if gpu else ""
 for level in ("ttir", "ttgir", "llir", "ptx", "sass") if gpu else ():
     kernel = twice_kernel[(8,)](src, dst, 1008, 128, num_warps=1)
     try:
