@@ -30,12 +30,10 @@ import triton.language as tl
 
 GPU = torch.cuda.is_available() and not triton.knobs.runtime.interpret
 DEVICE = "cuda" if GPU else "cpu"
-places = [
-    os.path.join(p, "triton_memcheck.py") for p in [*sys.path, "../tools"]
-]
-checker = [place for place in places if os.path.exists(place)]
+at = [os.path.join(p, "triton_memcheck.py") for p in [*sys.path, "../tools"]]
+checker = [place for place in at if os.path.exists(place)]
 tool = shutil.which("compute-sanitizer") if GPU else None
-print("" if tool else f"Left out: compute-sanitizer{', GPU' * (not GPU)}")
+print("" if tool else f"Left out: {'' if GPU else 'GPU, '}compute-sanitizer")
 print("" if checker else "Left out, not found: reports of triton_memcheck.py")
 
 # %%
@@ -50,6 +48,8 @@ print("" if checker else "Left out, not found: reports of triton_memcheck.py")
 #
 # ``triton_memcheck.py``, beside this page's downloads, checks addresses. Put it
 # beside any script of yours, and write ``with memcheck(): kernel[grid](...)``.
+# The next cell only starts processes, skip it at first: ``run`` sends a script,
+# ``show`` runs a case, prints what the checker says, and repairs the kernel.
 
 HEAD = "import torch, triton\nimport triton.language as tl\n\nDEVICE = '{}'"
 PLAIN = "print({}())"
@@ -154,7 +154,7 @@ def shape_as_stride():
     x = torch.arange(32, device=DEVICE).view(4, 8)[:, :6]
     out = torch.full((4, 6), -1, device=DEVICE)
     shape_as_stride_kernel[(4,)](x, out, 6, x.stride(0), BLOCK=8)
-    return out.tolist()
+    return out.cpu()
 
 
 show(shape_as_stride, ("x_ptr + row * N", "x_ptr + row * stride_xm"))
@@ -163,11 +163,12 @@ show(shape_as_stride, ("x_ptr + row * N", "x_ptr + row * stride_xm"))
 # A contiguous tensor hides this error. The checker knows the cells of a view.
 # The numbers here are their own offsets, so the result shows what was read.
 
-rows, axes = shape_as_stride(), plt.figure(figsize=(7, 2.6)).add_subplot()
+rows, axes = shape_as_stride().tolist(), plt.subplots(figsize=(7, 2.6))[1]
 reader = {at: f"pid {pid}" for pid, row in enumerate(rows) for at in row}
 for at in range(32):
     row, col = divmod(at, 8)
-    look = dict(color="#D1495B66", hatch="//") if col > 5 else dict(fill=False)
+    look = dict(fc="#D1495B55", ec="#D1495B", hatch="//") if col > 5 else {}
+    look = dict(fc="none", ec="gray") | look
     axes.add_patch(plt.Rectangle((col, row), 1, 1, **look))
     axes.text(col + 0.5, row + 0.7, f"{reader.get(at, '-')}\n{at}", ha="center")
 axes.set(xlim=(0, 8), ylim=(4, 0), xticks=[], yticks=[])
@@ -211,9 +212,8 @@ show(int32_overflow, WIDE, safe=False)
 # Addresses: two programs, one place
 # ----------------------------------
 #
-# Each program adds its sum to one total. The symptom depends on luck. On a GPU
-# several programs read the same old total, and sums are lost. Interpreted, they
-# run one after another, and no test of values finds the error.
+# Each program adds its sum to one total. On a GPU several read the same old
+# total, and sums are lost. Interpreted, they take turns: no value is wrong.
 
 
 @triton.jit
@@ -256,11 +256,12 @@ for debug, case, *changes in [*cases, ("0", one_place, ATOMIC)] * GPU:
     told = re.findall(".*(?:Assertion|CUDA error|OutOfMemory).*", said)
     title = f"{case.__name__}{' changed' * len(changes)}, TRITON_DEBUG={debug}"
     print(f"{title}:", [*told, said][0])
-for variables in [{}, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}] * bool(tool):
-    how = dict(gpu=True, call=ALONE, under=[tool]) | variables
-    said = run(missing_mask, **how)
+OFF = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+cases = [("slices", PLAIN, OFF), ("cached", ALONE, {}), ("alone", ALONE, OFF)]
+for title, call, off in cases * bool(tool):
+    said = run(missing_mask, gpu=True, call=call, under=[tool], **off)
     told = re.findall(".*(?:Invalid| at |SUMMARY).*", said) or [said]
-    print(variables, *dict.fromkeys([*told[:2], told[-1]]), sep="\n")
+    print(f"\n{title}", *dict.fromkeys([*told[:2], told[-1]]), sep="\n")
 
 # %%
 # Masks: the wrong ``other``
@@ -285,9 +286,9 @@ def wrong_other():
     return out.item()
 
 
-show(wrong_other, ("other=0.0", "other=float('-inf')"))
 stop = ("tl.store", "breakpoint()\n    tl.store")
 print(run(wrong_other, stop, feed=["p offs < n", "p x", "continue"]))
+show(wrong_other, ("other=0.0", "other=float('-inf')"))
 
 # %%
 # Three zeros that are in no input took part. ``other`` has to be the neutral
@@ -319,12 +320,11 @@ def wrong_axis(M=4, N=4):
 
 show(wrong_axis, ("axis=0", "axis=1"))
 look = ("tl.store", "tl.device_print('sums', sums)\n    tl.store")
-shape = "tl.static_assert(sums.shape[0] == M, 'not M sums')\n    tl.store"
-shape = ("tl.store", shape)
+ask = "tl.store", "tl.static_assert(sums.shape[0] == M, 'M sums')\n    tl.store"
 for gpu in [False] + [True] * GPU:
     said = run(wrong_axis, look, gpu=gpu)
     print("device_print:", *sorted(set(said.splitlines())), sep="\n")
-    said = run(wrong_axis, shape, gpu=gpu, call="print({}(4, 8))")
+    said = run(wrong_axis, ask, gpu=gpu, call="print({}(4, 8))")
     print("static_assert:", said.splitlines()[-1])
 second.stdin.close()
 
@@ -342,7 +342,7 @@ second.stdin.close()
 # ---------
 #
 # - Which of the six are right for contiguous tensors that fill their blocks?
-# - Let ``one_place`` write to ``out_ptr + pid // 2``. What is reported now?
+# - Let ``one_place`` use ``out_ptr + tl.program_id(0) // 2``. What is told now?
 #
 # Reading
 # -------
