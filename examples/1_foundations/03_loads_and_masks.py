@@ -263,7 +263,7 @@ COLORS |= {"torch.compile": "#A56CC1"}
 big = 2**27 if gpu and torch.cuda.mem_get_info()[0] > 6e9 else 2**24
 src, dst = torch.ones(2, 2 * big if gpu else 0, device=DEVICE)
 sizes = [1, 511, 512, 513, 1003, 1008, 1023, 1024, 1025] + [big, big - 5] * gpu
-_, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+_, axes = plt.subplots(figsize=(7, 5), layout="constrained")
 for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
     x = torch.randn(n, dtype=dtype, device=DEVICE)
     room = torch.empty(n + 32, dtype=dtype, device=DEVICE)
@@ -296,14 +296,15 @@ for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
             results.append(case | row | dict(metric="GB/s"))
             label = f"{case['dtype']} 16k+{n % 16} {provider}"
             print(f"{n} = {label:28} {value:5.0f} GB/s")
-            axes.barh(label, value, color=COLORS.get(provider, "#7f7f7f"))
+            look = dict(color=COLORS.get(provider, "#7f7f7f"))
+            axes.barh(label, value, hatch="//" * ("ceil" in provider), **look)
 axes.set(xlabel="GB/s", ylim=(19.5, -0.5))
 print(f"Right in each bit, and nothing else written: {sizes}")
 plt.show()
 
 # %%
 # Figure. Bandwidth of doubling a vector, its length a multiple of 16 (16k+0) or
-# not: PyTorch, a plain copy, the masked kernel, the branching one.
+# not: PyTorch, a plain copy (hatched), the masked kernel, the branching one.
 #
 # In float16, a length that is no multiple of 16 leaves ``twice_kernel``
 # :measured:`loads_and_masks triton/torch metric=GB/s N<2**27 dtype=float16`
