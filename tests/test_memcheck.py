@@ -502,6 +502,12 @@ def test_errors_of_the_block():
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+def test_a_block_in_a_block_is_refused():
+    with pytest.raises(RuntimeError, match="one block at a time"), memcheck(), memcheck():
+        pass
+    assert problems(copy_kernel, (1,), torch.ones(1), torch.ones(2), 2, BLOCK=2)
+
+
 def private_names():
     from triton.runtime import interpreter
 

@@ -39,6 +39,7 @@ public, and says so if one is gone.
 """
 
 import contextlib
+import functools
 import inspect
 import linecache
 import operator
@@ -123,10 +124,8 @@ class MemcheckError(RuntimeError):
             places.setdefault(problem.place(), []).append(problem)
         lines = [f"{len(problems)} found"]
         for place, found in list(places.items())[:PLACES]:
-            lines += [
-                place,
-                *(f"    {problem}" for problem in found[:EXAMPLES]),
-            ]
+            lines.append(place)
+            lines += [f"    {problem}" for problem in found[:EXAMPLES]]
             if len(found) > EXAMPLES:
                 lines.append(f"    and {len(found) - EXAMPLES} more here")
         if len(places) > PLACES:
@@ -157,16 +156,14 @@ class _View:
         self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
         span = 0
         if tensor.numel():
-            span = 1 + sum(
-                (n - 1) * s for n, s in zip(self.shape, self.strides)
-            )
+            ends = ((n - 1) * s for n, s in zip(self.shape, self.strides))
+            span = 1 + sum(ends)
         self.inside = np.zeros(span * self.item + 1, bool)  # the last: outside
         if span:
             shape = *self.shape, self.item
             strides = *(s * self.item for s in self.strides), 1
-            np.lib.stride_tricks.as_strided(self.inside, shape, strides)[
-                ...
-            ] = 1
+            as_strided = np.lib.stride_tricks.as_strided
+            as_strided(self.inside, shape, strides)[...] = True
 
     def contains(self, places):
         """Which addresses, an array of (positions, bytes), are in the view?"""
@@ -328,6 +325,8 @@ def _interpreter():
 def memcheck():
     """Check all kernels that are launched in the block; see the module."""
     interpreter = _interpreter()
+    if hasattr(interpreter.InterpreterBuilder.create_bitcast, "__wrapped__"):
+        raise RuntimeError("memcheck is at work already: one block at a time")
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     handle, checker = interpreter.TensorHandle, _Checker()
 
@@ -414,6 +413,7 @@ def memcheck():
 def _hooked(owner, name, hook, original):
     """While this lasts, calls of ``owner.name`` go to the hook."""
 
+    @functools.wraps(original)  # with its name and its parameters
     def replacement(*args, **kwargs):
         return hook(original, *args, **kwargs)
 
