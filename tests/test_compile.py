@@ -24,6 +24,29 @@ class Variant:
     options: dict
     loads: set | None = None  # bits that single loads from global memory move
     stores: set | None = None
+    only: str = ""  # how the names of the targets begin
+
+
+def copy() -> Iterator[Variant]:
+    lesson = lesson_code.load("copy")
+    for word, bits in {"i64": 64, "i32": 32, "i16": 16, "i8": 8}.items():
+        constants = {"BLOCK_SIZE": lesson.BLOCK_BYTES * 8 // bits}
+        for kind, n, width in (f"{word}:16", "i32:16", 128), (word, "i32", bits):
+            arguments = {"x_ptr": f"*{kind}", "out_ptr": f"*{kind}", "n": n}
+            options = {"num_warps": lesson.WARPS}
+            yield Variant(f"{kind} {n}", arguments, constants, options, {width}, {width})
+
+
+def fma() -> Iterator[Variant]:
+    arguments = {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "n": "i32:16", "a": "fp32"}
+    for k in (1024, 1, 16, 100):
+        yield Variant(f"K = {k}", arguments, {"K": k, "BLOCK_SIZE": 1024}, {}, {128}, {128})
+
+
+def tickets() -> Iterator[Variant]:
+    arguments = dict.fromkeys(("next_ptr", "begin_ptr", "end_ptr", "sm_ptr"), "*i32:16")
+    yield Variant("no clock", arguments, {"NANO": 0}, {})
+    yield Variant("a clock", arguments, {"NANO": 20_000}, {}, only="sm_")
 
 
 def vector_add() -> Iterator[Variant]:
@@ -48,13 +71,76 @@ def vector_add() -> Iterator[Variant]:
         yield variant("n = 1", wide, wide, wide, "1", {bits}, {bits})
 
 
+def lanes(arguments, constants=(), options=(), loads=None, stores=None, only=""):
+    yield Variant("as launched", arguments, dict(constants), dict(options), loads, stores, only)
+
+
+def twice(ragged_loads) -> Iterator[Variant]:
+    """A kernel that doubles, with 16 bytes for each of 128 threads."""
+    for kind, bits in {"fp16": 16, "fp32": 32, "fp64": 64}.items():
+        for n, loads in ("i32", ragged_loads(bits)), ("i32:16", {128}), ("i64:16", {128}):
+            arguments = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16", "n": n}
+            constants = {"BLOCK_SIZE": 8 * 2048 // bits}
+            yield Variant(f"{kind} {n}", arguments, constants, {"num_warps": 4}, loads, loads)
+
+
+LOADS_AND_MASKS = {
+    "address_kernel": lambda: lanes(
+        {"x_ptr": "*fp16:16", "out_ptr": "*i64:16", "n": "i32"}, {"BLOCK_SIZE": 8}
+    ),
+    "window_kernel": lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "n_load": "i32", "n_store": "i32:16"}
+    ),
+    "summary_kernel": lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "n": "i32", "other": "fp32"},
+        {"BLOCK_SIZE": 1024},
+    ),
+    # The lesson shows that these two refuse any other length.
+    "runtime_range_kernel": lambda: lanes({"out_ptr": "*fp32:16"}, {"n": 1}),
+    "odd_range_kernel": lambda: lanes({"out_ptr": "*fp32:16"}, {"N": 1024}, stores={128}),
+    "twice_kernel": lambda: twice(lambda bits: {bits}),
+    "twice_full_kernel": lambda: twice(lambda bits: {bits, 128}),
+    "twice_promised_kernel": lambda: twice(lambda bits: {128}),
+}
+
+
+PROGRAMS = {
+    "owner_kernel": lambda: lanes({"out_ptr": "*i32:16", "n": "i32"}, {"BLOCK_SIZE": 128}),
+    "receive_kernel": lambda: lanes(
+        {"x_ptr": "*fp32", "out_ptr": "*fp32:16", "n": "i32"}, {"BLOCK": 8, "SHOW": False}
+    ),
+    "ticket_kernel": tickets,
+    "thread_kernel": lambda: lanes(
+        {"out_ptr": "*i32:16"}, {"BLOCK_SIZE": 1024}, stores={128}, only="sm_"
+    ),
+}
+
+
+FP32 = {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16"}
+INT8 = {"x_ptr": "*i8:16", "out_ptr": "*i8:16", "stride_xm": "i32:16"}
+INT64 = {"x_ptr": "*i64:16", "out_ptr": "*i64:16"}
+DEBUGGING = {  # broken, yet the compiler takes them
+    "missing_mask_kernel": lambda: lanes(FP32 | {"n": "i32"}, {"BLOCK": 256}),
+    "shape_as_stride_kernel": lambda: lanes(INT64 | {"N": "i32", "stride_xm": "i32"}, {"BLOCK": 8}),
+    "int32_overflow_kernel": lambda: lanes(INT8),
+    "one_place_kernel": lambda: lanes(FP32, {"BLOCK": 256}),
+    "wrong_other_kernel": lambda: lanes(FP32 | {"n": "i32"}, {"BLOCK": 8}),
+    "wrong_axis_kernel": lambda: lanes(INT64, {"M": 4, "N": 4}),
+}
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
+KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
+KERNELS |= {("programs", name): f for name, f in PROGRAMS.items()}
+KERNELS |= {("copy", "copy_kernel"): copy, ("copy", "fma_kernel"): fma}
+KERNELS |= {("copy", "empty_kernel"): lambda: lanes({}, only="sm_")}
 HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
 
 
 def check(kernel, targets, variants) -> list[Report]:
     """Compile all variants for all targets, in one process, and look at each."""
-    pairs = [(target, variant) for target in targets for variant in variants]
+    pairs = [(t, variant) for t in targets for variant in variants if t.startswith(variant.only)]
     jobs = [Job(*kernel, t, v.arguments, v.constants, v.options) for t, v in pairs]
     reports = compile_kernels(jobs)
     for (target, variant), report in zip(pairs, reports):
@@ -94,6 +180,19 @@ def test_vector_add_loses_wide_loads_at_a_ragged_length():
     reports = check(kernel, ["sm_90", "gfx942"], [aligned, ragged])
     owned = lesson.BLOCK_BYTES * 8 // (lesson.NUM_WARPS * 64)  # bits of one AMD thread
     assert [r.widths("load") for r in reports] == [{128}, {32}, {min(128, owned)}, {32}]
+
+
+@pytest.mark.parametrize(
+    "kernel, arguments, constants, message",
+    [
+        ("runtime_range_kernel", {"out_ptr": "*fp32", "n": "i32"}, {}, "must be of type"),
+        ("odd_range_kernel", {"out_ptr": "*fp32"}, {"N": 1003}, "range must be a power of 2"),
+    ],
+)
+def test_a_shape_is_a_constant_power_of_two(kernel, arguments, constants, message):
+    with pytest.raises(RuntimeError, match="does not compile") as caught:
+        compile_kernels([Job("loads_and_masks", kernel, "sm_90", arguments, constants)])
+    assert message in str(caught.value)
 
 
 def with_block(size: int) -> Job:
