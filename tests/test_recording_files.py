@@ -35,7 +35,7 @@ def test_round_trip(home):
     recording = recordings.read(home)
     assert recording.outputs == ["old"]
     assert recording.results == [ROW]
-    assert recording.excerpt("ptx") == "old"
+    assert recording.excerpt("ptx").read_text() == "old"
     assert recording.figure(1).read_text() == "<svg/>"
 
 

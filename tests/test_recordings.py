@@ -30,7 +30,6 @@ def test_shown_recording_fits_the_code(stem):
     lesson = find()[stem]
     recording = runs.load(runs.committed_home(lesson, SHOWN), lesson)
     assert recording.gpu["slug"] == SHOWN
-    assert recording.results, "it measured nothing"
 
 
 @pytest.mark.parametrize("home", HOMES, ids=lambda home: f"{home.parent.name}-{home.name}")

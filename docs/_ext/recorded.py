@@ -9,7 +9,10 @@ from docutils.parsers.rst import directives
 from measured import Query, QueryError, ask, quantity
 from recordings import case
 from sphinx.errors import ExtensionError
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
+
+log = logging.getLogger(__name__)
 
 
 class RecordedExcerpt(SphinxDirective):
@@ -19,14 +22,17 @@ class RecordedExcerpt(SphinxDirective):
     option_spec = {"language": directives.unchanged}
 
     def run(self):
-        lesson = lesson_named(self, self.arguments[0])
-        recording = runs.current(lesson.stem).recording
-        try:
-            text = recording.excerpt(self.arguments[1])
-        except (AttributeError, OSError):
-            raise ExtensionError(
-                f"{self.env.docname}: {lesson.stem} has no recorded excerpt '{self.arguments[1]}'"
-            ) from None
+        stem, name = self.arguments
+        lesson_named(self, stem)
+        run = runs.current(stem)
+        path = run.recording and run.recording.excerpt(name)
+        if not path or not path.exists():
+            message = f"{self.env.docname}: {stem} has no recorded excerpt '{name}' {run.reason}"
+            if run.state == "recorded":
+                raise ExtensionError(message)
+            log.warning("%s", message, type="recordings")
+            return [nodes.paragraph("", "", nodes.Text("—"))]
+        text = path.read_text("utf-8")
         return [nodes.literal_block(text, text, language=self.options.get("language", "none"))]
 
 

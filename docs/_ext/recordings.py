@@ -36,8 +36,8 @@ class Recording:
     def gpu(self) -> dict:
         return self.manifest["gpu"]
 
-    def excerpt(self, name: str) -> str:
-        return (self.home / "excerpts" / name).read_text("utf-8")
+    def excerpt(self, name: str) -> Path:
+        return self.home / "excerpts" / name
 
     def figure(self, number: int) -> Path:
         return self.home / f"figure-{number}.svg"

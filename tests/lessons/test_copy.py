@@ -126,7 +126,7 @@ def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
     code += "lesson_code.load('copy').copy(x)"
     child = subprocess.run(
         [sys.executable, *flags, "-c", code],
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
         capture_output=True,
         text=True,
