@@ -303,8 +303,8 @@ for row in TABLE.splitlines() if gpu else ():
     print(f"{FUSE[bound]:4} {code} -> {after:.1f} us {knob}")
 
 # %%
-# BLOCK x num_warps
-# -----------------
+# ``BLOCK`` and ``num_warps``
+# ---------------------------
 
 sizes, counts = (64, 256, 1024, 4096, 16384), (1, 2, 4, 8, 16)
 for i, j in [divmod(cell, 5) for cell in range(25)] if gpu else ():
