@@ -123,7 +123,6 @@ def chain_kernel(x_ptr, out_ptr, n, K: tl.constexpr, BLOCK: tl.constexpr):
 
 def chain(x, k, out=None, block=1024, num_warps=4):
     """Return x after k >= 0 steps ``v -> A * v + B``, calculated in float32.
-
     x, out: contiguous float32 or float16, alike; else TypeError, ValueError."""
     out = torch.empty_like(x) if out is None else out
     if type(k) is not int or k < 0:
@@ -267,9 +266,10 @@ print("" if "dram__" in said else f"Left out: Nsight Compute: {said}")
 # -----------------------
 #
 # A call takes at least its launch, about its bytes over the copy rate, and its
-# FLOP over the roof. The largest share of the time is the bottleneck, and names
-# the knob that is turned at the right. Fusing saves launches and bytes. If no
-# share is above half, look inside: layout, spills, idle SMs, ragged lengths.
+# FLOP over the roof. The table has a call, its bytes and FLOP for each of 2**26
+# elements, and a knob. The largest share of the time names the bottleneck, that
+# names the knob. Fusing saves launches and bytes, so it helps with these two. If
+# no share is above half, look inside: layout, spills, idle SMs, ragged lengths.
 
 TABLE = """[s + s for _ in range(20)] | 240 / 2**14 | 0 | z + z
 x + y | 12 | 0 | h + h
@@ -285,7 +285,7 @@ chain(chain(x, 1), 1) | 16 | 4 / fma_peak | chain(x, 2)
 chain(x, 1, y, 2**14, 1) | 8 | 2 / fma_peak | chain(x, 1, y, 2**14, 16)
 chain(t, 9999, t, 2**14, 16) | 1 / 8 | 312 / fma_peak | chain(t, 9999, t)
 chain(h[:-3], 1) | 4 | 2 / fma_peak | chain(h[:-16], 1)"""
-FUSE = dict(launch="yes", memory="yes", compute="ends", other="?")
+FUSE = dict(launch="yes", memory="yes", compute="no", other="?")
 if gpu:
     x, y, m = src[: 2**26], dst[: 2**26], src[: 2**26].view(8192, 8192)
     h, s, t, q = x.half(), x[:4096], y[: 2**20], a.view(4, 16, 8192, 128)[:1]
