@@ -266,10 +266,10 @@ print("" if "dram__" in said else f"Left out: Nsight Compute: {said}")
 # -----------------------
 #
 # A call takes at least its launch, about its bytes over the copy rate, and its
-# FLOP over the roof. The table has a call, its bytes and FLOP for each of 2**26
-# elements, and a knob. The largest share of the time names the bottleneck, that
-# names the knob. Fusing saves launches and bytes, so it helps with these two. If
-# no share is above half, look inside: layout, spills, idle SMs, ragged lengths.
+# FLOP over the roof. The table has calls, bytes and FLOP for each of ``2**26``
+# elements, and knobs. The largest share of the time names the bottleneck, that
+# names the knob. Fusing saves launches and bytes, so it helps with those two.
+# Is no share above half? Look inside: layout, spills, idle SMs, odd lengths.
 
 TABLE = """[s + s for _ in range(20)] | 240 / 2**14 | 0 | z + z
 x + y | 12 | 0 | h + h
