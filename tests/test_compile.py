@@ -129,9 +129,21 @@ DEBUGGING = {  # broken, yet the compiler takes them
 }
 
 
+def measuring() -> Iterator[Variant]:
+    options = {"num_warps": 4}
+    for kind, bits in {"fp32": 32, "fp16": 16}.items():
+        wide = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16"}
+        for k in (1, 64, 8192):
+            constants = {"K": k, "BLOCK": 1024}
+            yield Variant(f"{kind} {k}", wide | {"n": "i32:16"}, constants, options, {128}, {128})
+        ragged = {bits}
+        yield Variant(f"{kind} ragged", wide | {"n": "i32"}, constants, options, ragged, ragged)
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
+KERNELS |= {("measuring", "chain_kernel"): measuring}
 KERNELS |= {("programs", name): f for name, f in PROGRAMS.items()}
 KERNELS |= {("copy", "copy_kernel"): copy, ("copy", "fma_kernel"): fma}
 KERNELS |= {("copy", "empty_kernel"): lambda: lanes({}, only="sm_")}

@@ -43,8 +43,8 @@ print("" if gpu else "Left out, no GPU: compilation, all times")
 # Is it the machine?
 # ------------------
 #
-# A kernel fails. Is it wrong, or is the machine? Ask before any launch: ``look``
-# collects facts, ``diagnose`` judges them in the order of repair.
+# A kernel fails. Is it wrong, or is the machine? Ask before any launch.
+# ``look`` collects facts, ``diagnose`` judges them in the order of repair.
 
 
 def look(**tensors):
@@ -82,14 +82,14 @@ for what, found, right, repair in diagnose(look(x=torch.ones(1).to(DEVICE))):
     print(f"{what:10} {found!s:14}", "ok" if right else f"FAULT: {repair}")
 
 # %%
-# Read it from the top: a fault may cause those below. The interpreter needs none
-# of it. If all is ok and a simple kernel is right, your kernel is wrong.
+# Read it from the top: a fault may cause those below. The interpreter needs
+# none of it. If all is ok and a simple kernel is right, your kernel is wrong.
 #
 # The kernel
 # ----------
 #
-# This one is simple. Many *programs* run it, each with a number, ``pid``. Program
-# 0 owns the first block of positions, program 1 the next. The last block may
+# This one is simple. Many *programs* run it, each with a number, ``pid``.
+# Program 0 owns the first block of positions, program 1 the next. The last may
 # reach past the end of the data: a *mask* switches those positions off.
 
 

@@ -345,5 +345,5 @@ plt.show()
 # Reading
 # -------
 #
-# - The SPMD model (2011): https://en.wikipedia.org/wiki/SPMD
+# - SPMD: https://en.wikipedia.org/wiki/Single_program,_multiple_data
 # - CUDA guide: https://docs.nvidia.com/cuda/cuda-c-programming-guide/

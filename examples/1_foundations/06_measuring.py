@@ -83,13 +83,13 @@ FP32 FMA peak, nominal: {fma_peak:.1f} TFLOP/s"""
     record("ceiling", "GB/s", copies, kind="copy", bytes=8 * n)
     for provider in ("cublas", "ceiling"):
         record(provider, "TFLOP/s", products, kind="matmul", dtype="float16")
-    print(f"{excerpts['device']}\ncopy of {4 * n:,} bytes: {copy:.0f} GB/s")
-    print(f"float16 matrix product: {tensor_roof:.0f} TFLOP/s")
-    plt.figure(figsize=(7.2, 4.2)).add_subplot(xlim=(0, 100)).axis("off")
+    rates = f"{copy:.0f} GB/s, matrix product: {tensor_roof:.0f} TFLOP/s"
+    print(f"{excerpts['device']}\ncopy of {4 * n:,} bytes: {rates}")
+    plt.subplot(xlim=(0, 100), ylim=(0, 66)).axis("off")
     for sm in range(sms):
         box(3.7 * (sm % 12), 62 - 3.2 * (sm // 12), 3.1, 2.6, "")
     plt.plot([44, 54, 54, 44], [64.6, 64.6, 26, 62], color="#3B82C4", lw=1)
-    box(54, 26, 46, 38.6, f"1 of {sms} SMs" + "\n" * 13, alpha=0.1)
+    box(54, 26, 46, 38.6, f"1 of {sms} SMs" + 9 * "\n", alpha=0.1)
     box(56, 28, 20, registers / 2304, f"registers\n{registers >> 8} KiB")
     box(78, 28, 20, shared / 9, f"shared memory\n{shared} KiB", "#2A9070")
     text = f"L2: {l2} MiB, {8e-3 * len(x) / warm[1]:.0f} GB/s copied"
@@ -123,7 +123,6 @@ def chain_kernel(x_ptr, out_ptr, n, K: tl.constexpr, BLOCK: tl.constexpr):
 
 def chain(x, k, out=None, block=1024, num_warps=4):
     """Return x after k >= 0 steps ``v -> A * v + B``, calculated in float32.
-
     x, out: contiguous float32 or float16, alike; else TypeError, ValueError."""
     out = torch.empty_like(x) if out is None else out
     if type(k) is not int or k < 0:
@@ -133,7 +132,7 @@ def chain(x, k, out=None, block=1024, num_warps=4):
             raise TypeError(f"{name}: {t.dtype}, not float32 or float16 like x")
         ok = (t.shape, t.device, t.device.type) == (x.shape, x.device, DEVICE)
         if not ok or not t.is_contiguous() or t.requires_grad:
-            raise ValueError(f"{name}: contiguous, on {DEVICE}, like x")
+            raise ValueError(f"{name}: contiguous, on {DEVICE}, as x, no grad")
     if n := x.numel():
         with torch.cuda.device_of(x):
             launch = chain_kernel[(triton.cdiv(n, block),)]
@@ -233,9 +232,9 @@ plt.show()
 # Figure. The roofline of this run. On the slope the memory decides, on the flat
 # part the FP32 lanes. Only matrix products reach the line at the top.
 #
-# At ``k = 1`` the kernel has
-# :measured:`measuring triton/ceiling metric=TFLOP/s K=1` of its roof, at 8192
-# :measured:`measuring triton/ceiling metric=TFLOP/s K=8192`.
+# Measured over roof is
+# :measured:`measuring triton/ceiling metric=TFLOP/s K=1` at ``k = 1`` and
+# :measured:`measuring triton/ceiling metric=TFLOP/s K=8192` at ``k = 8192``.
 #
 # Bytes counted, bytes moved
 # --------------------------
@@ -267,9 +266,10 @@ print("" if "dram__" in said else f"Left out: Nsight Compute: {said}")
 # -----------------------
 #
 # A call takes at least its launch, about its bytes over the copy rate, and its
-# FLOP over the roof. The largest share of the time is the bottleneck, and names
-# the knob that is turned at the right. Fusing saves launches and bytes. If no
-# share is above half, look inside: layout, spills, idle SMs, ragged lengths.
+# FLOP over the roof. The table has calls, bytes and FLOP for each of ``2**26``
+# elements, and knobs. The largest share of the time names the bottleneck, that
+# names the knob. Fusing saves launches and bytes, so it helps with those two.
+# Is no share above half? Look inside: layout, spills, idle SMs, odd lengths.
 
 TABLE = """[s + s for _ in range(20)] | 240 / 2**14 | 0 | z + z
 x + y | 12 | 0 | h + h
@@ -285,7 +285,7 @@ chain(chain(x, 1), 1) | 16 | 4 / fma_peak | chain(x, 2)
 chain(x, 1, y, 2**14, 1) | 8 | 2 / fma_peak | chain(x, 1, y, 2**14, 16)
 chain(t, 9999, t, 2**14, 16) | 1 / 8 | 312 / fma_peak | chain(t, 9999, t)
 chain(h[:-3], 1) | 4 | 2 / fma_peak | chain(h[:-16], 1)"""
-FUSE = dict(launch="yes", memory="yes", compute="ends", other="?")
+FUSE = dict(launch="yes", memory="yes", compute="no", other="?")
 if gpu:
     x, y, m = src[: 2**26], dst[: 2**26], src[: 2**26].view(8192, 8192)
     h, s, t, q = x.half(), x[:4096], y[: 2**20], a.view(4, 16, 8192, 128)[:1]
@@ -303,8 +303,8 @@ for row in TABLE.splitlines() if gpu else ():
     print(f"{FUSE[bound]:4} {code} -> {after:.1f} us {knob}")
 
 # %%
-# BLOCK x num_warps
-# -----------------
+# ``BLOCK`` and ``num_warps``
+# ---------------------------
 
 sizes, counts = (64, 256, 1024, 4096, 16384), (1, 2, 4, 8, 16)
 for i, j in [divmod(cell, 5) for cell in range(25)] if gpu else ():
@@ -319,7 +319,7 @@ for i, j in [divmod(cell, 5) for cell in range(25)] if gpu else ():
     text += f"\n{spills} spilled" if spills else ""
     box(j - 0.5, i - 0.5, 0.95, 0.95, text, alpha=min(0.9, 0.6 * rate / copy))
 if gpu:
-    plt.xticks(range(5), [f"{count} warps" for count in counts])
+    plt.xticks(range(5), [f"warps {count}" for count in counts])
     plt.yticks(range(5), [f"BLOCK {size}" for size in sizes])
 plt.show()
 
