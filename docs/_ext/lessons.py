@@ -9,8 +9,6 @@ import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
-from sphinx_gallery.py_source_parser import split_code_and_text_blocks
-
 ROOT = Path(__file__).resolve().parents[2]
 HASH_VERSION = 1
 
@@ -39,6 +37,8 @@ class Lesson:
 
     def blocks(self):
         """The text and code blocks, as Sphinx-Gallery splits them."""
+        from sphinx_gallery.py_source_parser import split_code_and_text_blocks
+
         return split_code_and_text_blocks(str(self.path))[1]
 
     def code(self) -> list[str]:

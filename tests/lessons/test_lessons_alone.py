@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import lesson_code
+import lessons
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def run_alone(stem: str, folder: Path, *flags: str) -> tuple[str, float]:
 
     Unlike the time on the clock, those are the same on a busy machine.
     """
-    script = folder / f"{stem}.py"
+    script = folder / f"{lessons.find()[stem].download}.py"
     script.write_bytes(LESSONS[stem].read_bytes())
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
     if "OPENBLAS_NUM_THREADS" in os.environ:
