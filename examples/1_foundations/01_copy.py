@@ -71,7 +71,7 @@ def diagnose(facts):
     yield "driver age", f"CUDA {driver}", driver >= build, "update the driver"
     yield "a GPU", age > (0, 0), age > (0, 0), "see CUDA_VISIBLE_DEVICES"
     yield "GPU age", age, age >= (8, 0), "Triton supports 8.0 and later"
-    yield "C compiler", cc, cc != "none", "install gcc"
+    yield "C compiler", os.path.basename(cc), cc != "none", "install gcc"
     for name, device in tensors.items():
         repair = f"launch in torch.cuda.device_of({name})"
         repair = f"pass {name}.cuda()" if device == "cpu" else repair

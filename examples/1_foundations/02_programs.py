@@ -345,5 +345,5 @@ plt.show()
 # Reading
 # -------
 #
-# - SPMD: https://en.wikipedia.org/wiki/Single_program,_multiple_data
+# - SPMD: https://en.wikipedia.org/wiki/SPMD
 # - CUDA guide: https://docs.nvidia.com/cuda/cuda-c-programming-guide/
