@@ -20,6 +20,9 @@ REACHED = {
         ("vector_add min(triton/torch) metric=GB/s dtype=float32 N>=2**27", 0.98),
         ("vector_add triton/ceiling metric=GB/s dtype=float32 N=2**26", 0.97),
         ("vector_add min(triton/ceiling) metric=GB/s dtype=float32 N>=2**27", 0.97),
+        ("copy min(triton/ceiling) metric=GB/s dtype=float32 N>=2**26", 0.97),
+        ("measuring triton/ceiling metric=TFLOP/s kind=fma K=1", 0.95),
+        ("measuring triton/ceiling metric=TFLOP/s kind=fma K=8192", 0.85),
     ]
 }
 
