@@ -23,8 +23,8 @@ test:  ## Check everything that needs no GPU (about ten minutes)
 	$(ALL) $(PYTEST) -n 2 -m "not full and not gpu"
 
 test-full:  ## The slow rest: all compile targets, the oldest supported versions
-	$(ALL) $(PYTEST) -m full
-	$(OLDEST) $(PYTEST) -m "not full and not gpu" tests/lessons
+	$(ALL) $(PYTEST) -n 2 -m full
+	$(OLDEST) $(PYTEST) -n 2 -m "not full and not gpu" tests/lessons
 
 test-gpu:  ## Property tests of the kernels on this machine's GPU
 	$(ALL) $(PYTEST) -m gpu tests/lessons
