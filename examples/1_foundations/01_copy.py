@@ -27,8 +27,8 @@ import timeit
 import matplotlib.pyplot as plt
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read by import triton
+if not torch.cuda.is_available() and not os.getenv("TRITON_INTERPRET"):
+    os.environ["TRITON_INTERPRET"] = "1"  # read by import triton
 
 import triton
 import triton.language as tl
@@ -37,14 +37,14 @@ INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 gpu = torch.cuda.get_device_properties(0) if DEVICE == "cuda" else None
 results = []
-print("" if gpu else "Left out, no GPU: compilation, all times")
+print("" if gpu else "Left out, no GPU: two faults, compilation, times")
 
 # %%
 # Is it the machine?
 # ------------------
 #
 # A kernel fails. Is it wrong, or is the machine? Ask before any launch.
-# ``look`` collects facts, ``diagnose`` judges them in the order of repair.
+# On NVIDIA, ``look`` collects facts, ``diagnose`` judges in order of repair.
 
 
 def look(**tensors):
@@ -119,21 +119,20 @@ def copy(x, out=None):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name} is a {type(t).__name__}, not a tensor")
         if (t.shape, t.dtype, t.device) != (x.shape, x.dtype, x.device):
-            raise ValueError(
-                f"{name} has another shape, dtype or device than x"
-            )
+            raise ValueError(f"{name} differs from x in shape, dtype or device")
         if t.device.type != "cuda" and not (INTERPRET and t.is_cpu):
             raise ValueError(f"{name} is on {t.device}; pass {name}.cuda()")
         plain = t.layout == torch.strided and t.is_contiguous()
         if not plain or t.is_conj() or t.is_neg():
-            raise ValueError(f"{name} is not contiguous; pass a clone")
+            plain = f"{name}.clone(memory_format=torch.contiguous_format)"
+            raise ValueError(f"{name} is not contiguous; pass {plain}")
         if t.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} requires a gradient")
     size = x.numel() * x.element_size()
     if 0 < abs(out.data_ptr() - x.data_ptr()) < size:
         raise ValueError("out overlaps x in part; pass a new out")
     if size == 0:
-        return out  # a grid of no programs cannot be launched
+        return out  # there is nothing to launch
     word = math.gcd(x.data_ptr(), out.data_ptr(), size, 8)
     n, block, integer = size // word, BLOCK_BYTES // word, f"int{8 * word}"
     words = [triton.reinterpret(t, getattr(tl, integer)) for t in (x, out)]
@@ -266,15 +265,17 @@ for k in (1, 16, 100, 1024):
 
 # %%
 # Predict, then measure by the wall clock. Each call takes the next slice of two
-# large tensors, so that the L2 cache does not hold it yet. The ceiling copies
+# large tensors: a large slice is not in the L2 cache yet. The ceiling copies
 # them whole. The FLOP rate is nominal: a multiply-add per FP32 unit and cycle.
 
 sizes, counts = [2**e for e in range(28, 6, -2)], [4**e for e in range(6)]
 roof, rate = [1000.0], 10  # GB/s and TFLOP/s, an example
 if gpu:
+    torch.cuda.empty_cache()  # the check has left blocks
     sizes = [n for n in sizes if 12 * n < torch.cuda.mem_get_info()[0]]
     src, dst = torch.randn(2, sizes[0], device=DEVICE)
     us = clock([lambda: dst.copy_(src)] * 20)
+    print(f"sizes that fit: from {sizes[-1]} to {sizes[0]:,}")
     roof = [8e-3 * sizes[0] / us[i] for i in (0, 2, 1)]
     few = (7, 0) <= (gpu.major, gpu.minor) <= (8, 0)
     units = gpu.multi_processor_count * (64 if few else 128)
@@ -284,9 +285,8 @@ bound = lambda n, k: max(launch, 8e-3 * n / roof[0], 2e-6 * n * k / rate)
 times = {"predicted": [bound(n, 0) for n in sizes]}
 later = {"predicted": [bound(large, k) for k in counts], "triton": []}
 peers = {"torch": lambda x, y: y.copy_(x), "triton": copy}
-peers["triton:1KiB"] = lambda x, y: copy_kernel[(len(x) // 256,)](
-    x, y, len(x), 256, num_warps=2
-)
+bare = lambda x, y, n: copy_kernel[(n // 256,)](x, y, n, 256, num_warps=2)
+peers["triton:1KiB"] = lambda x, y: bare(x, y, len(x))
 
 for n in sizes if gpu else ():
     pairs = [*zip(src[: 32 * n].split(n), dst[: 32 * n].split(n))]
@@ -299,22 +299,22 @@ for n in sizes if gpu else ():
         record(us, provider=name, metric="us", **case)
         record(speed, provider=name, metric="GB/s", **case)
         times.setdefault(name, []).append(us[0])
-        print(f"{n:11,} {name:11} {us[0]:6.1f} us {speed[0]:5.0f} GB/s")
+        print(f"{n:11,} {name:11} {us[0]:6.1f} us {speed[0]:7.1f} GB/s")
 for k in counts if gpu else ():
     us = clock([lambda: fma(src[:large], dst[:large], k)] * 20)
     record(us, provider="triton:fma", metric="us", N=large, K=k)
     later["triton"].append(us[0])
     print(f"K={k}: {us[0]:.1f} us, predicted {bound(large, k):.1f} us")
 
-looks = {"predicted": ("--", "#7f7f7f"), "torch": ("o-", "#7f7f7f")}
-looks |= {"triton": ("s-", "#3B82C4"), "triton:1KiB": ("^-", "#2A9070")}
+looks = {"predicted": ("--", "#7f7f7f", 3), "torch": ("o-", "#7f7f7f", 2)}
+looks |= {"triton": ("s-", "#3B82C4", 2), "triton:1KiB": ("^-", "#2A9070", 2)}
 _, axes = plt.subplots(1, 3, figsize=(7, 2.6), layout="constrained")
 speeds = {c: [8e-3 * n / t for n, t in zip(sizes, times[c])] for c in times}
 panels = (sizes, times, "us"), (sizes, speeds, "GB/s"), (counts, later, "us")
 for panel, (xs, curves, unit) in zip(axes, panels):
     for name, ys in curves.items():
-        mark, color = looks[name]
-        panel.loglog(xs[: len(ys)], ys, mark, color=color, label=name)
+        mark, color, z = looks[name]
+        panel.loglog(xs[: len(ys)], ys, mark, c=color, zorder=z, label=name)
     panel.set(xlabel="K" if xs is counts else "N", ylabel=unit)
 axes[0].legend(fontsize=7)
 plt.show()
@@ -327,6 +327,7 @@ plt.show()
 # A copy of ``2**10`` floats took :measured:`copy triton metric=us N=2**10`, one
 # of ``2**20`` took :measured:`copy triton metric=us N=2**20`. The first without
 # the wrapper, :measured:`copy triton:1KiB metric=us N=2**10`: checks cost time.
+# PyTorch launches from C++: :measured:`copy torch metric=us N=2**10`.
 # From ``2**26`` floats on, the worst ratio to the ceiling is
 # :measured:`copy min(triton/ceiling) metric=GB/s N>=2**26`. With 1 KiB in a
 # program, and so twice as many to start, it is

@@ -20,8 +20,8 @@ import tempfile
 import matplotlib.pyplot as plt
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read by import triton
+if not torch.cuda.is_available() and not os.getenv("TRITON_INTERPRET"):
+    os.environ["TRITON_INTERPRET"] = "1"  # read by import triton
 
 import triton
 import triton.language as tl
@@ -89,18 +89,18 @@ def owners(out, block_size, grid=None):
     """Write to out[i] which program owns position i.
 
     out: contiguous vector of int32. grid: as many programs as needed if None.
-    Raises TypeError for another dtype, ValueError for another layout or place.
+    Raises TypeError for anything else, ValueError for another layout or place.
     """
-    if out.dtype != torch.int32:
-        raise TypeError(f"out has {out.dtype}, not torch.int32")
-    if out.ndim != 1 or not out.is_contiguous():
+    if not isinstance(out, torch.Tensor) or out.dtype != torch.int32:
+        raise TypeError("out is not a tensor of torch.int32")
+    if out.layout != torch.strided or out.ndim != 1 or not out.is_contiguous():
         raise ValueError("out is not a contiguous vector")
     if out.device.type not in (["cuda", "cpu"] if INTERPRET else ["cuda"]):
         raise ValueError(f"out is on {out.device}; pass out.cuda()")
     n = out.numel()
     if grid is None:
         grid = lambda meta: (triton.cdiv(n, meta["BLOCK_SIZE"]),)
-    if n > 0:  # a grid of no programs cannot be launched
+    if n > 0:  # else there is nothing to launch
         with torch.cuda.device_of(out):
             owner_kernel[grid](out, n, BLOCK_SIZE=block_size)
     return out
@@ -120,12 +120,12 @@ _, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
 for row, (label, (block, grid)) in enumerate(strips.items()):
     out = torch.full((n,), -1, dtype=torch.int32, device=DEVICE)
     for i, pid in enumerate(owners(out, block, grid).tolist()):
-        look = dict(color="#3B82C4", alpha=0.3 + 0.3 * (pid % 2))
-        if pid < 0:
-            look = dict(color="#D1495B", alpha=0.5)
-        axes.barh(row, 1, 0.8, left=i, linewidth=0, **look)
+        color = "#3B82C4" if pid >= 0 else "#D1495B"
+        alpha = 0.3 + 0.3 * (pid % 2)
+        axes.barh(row, 1, 0.8, left=i, color=color, alpha=alpha, linewidth=0)
         axes.text(i + 0.5, row, pid, ha="center", va="center", fontsize=7)
-    print(f"{label}: {len(out.unique())} different values")
+    print(f"{label}: {out.max() + 1} programs, {(out < 0).sum()} not owned")
+axes.grid(False)
 axes.set(xlim=(0, n), ylim=(2.6, -0.6), xlabel="position")
 axes.set_yticks(range(3), strips)
 plt.show()
@@ -135,9 +135,9 @@ plt.show()
 # Blocks of 8 take 5 programs, blocks of 16 take 3. Rounded down to 4 programs,
 # the last 5 positions still hold -1: no program owned them.
 #
-# The last program of each strip owns fewer positions. The mask ``offs < n``
-# stopped it at the end. Check that nothing was written beyond, for lengths
-# around a multiple of the block.
+# The last program of the first two strips owns fewer positions. The mask
+# ``offs < n`` stopped it at the end. Check that nothing was written beyond, for
+# lengths around a multiple of the block.
 
 for n in (0, 1, 127, 128, 129, 1009, 98_432):
     room = torch.full((n + 256,), -1, dtype=torch.int32, device=DEVICE)
@@ -170,10 +170,11 @@ out = torch.full((6,), torch.nan, device=DEVICE)
 with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
     triton.knobs.cache.dir = folder  # empty, so that it is compiled, and prints
     receive_kernel[(1,)](x, out, 6, BLOCK=8, SHOW=True)
-for view in ("x[:2, :3]", "x.t()[:3, :2]", "x[1:, 1:]"):
-    t = eval(view)
+views = {"x[:2, :3]": x[:2, :3], "x.t()[:3, :2]": x.t()[:3, :2]}
+views["x[1:, 1:]"] = x[1:, 1:]
+for name, t in views.items():
     receive_kernel[(1,)](t, out.fill_(torch.nan), 6, BLOCK=8, SHOW=False)
-    print(f"\n{view}: shape {tuple(t.shape)}, strides {t.stride()}")
+    print(f"\n{name}: shape {tuple(t.shape)}, strides {t.stride()}")
     print(f"  host   {t.flatten().int().tolist()}")
     print(f"  kernel {out.int().tolist()}")
 
@@ -210,11 +211,11 @@ for view in ("x[:2, :3]", "x.t()[:3, :2]", "x[1:, 1:]"):
 #
 # What happens to a call on the wrong side?
 
-for call in ("tl.arange(0, 8)", "owner_kernel(out, 6, 8)"):
+for call, values in ((tl.arange, (0, 8)), (owner_kernel, (out, 6, 8))):
     try:
-        print(call, eval(call))
+        call(*values)
     except Exception as error:
-        print(f"{call}: {type(error).__name__}: {error}".split(" (")[0])
+        print(f"{call.__name__}: {error}".split(" (")[0])
 
 # %%
 # In which order?

@@ -89,12 +89,12 @@ def refusals(x):
     yield (x, [0.0]), TypeError, "out is a list, not a tensor"
     yield ([0.0], x), TypeError, "x is a list, not a tensor"
     yield (None,), TypeError, "empty_like"
-    yield (x, x.double()), ValueError, "out has another shape, dtype or device than x"
-    yield (x, flat), ValueError, "out has another shape"
-    yield (x, x[:16]), ValueError, "out has another shape"
-    yield (x, x.to("meta")), ValueError, "out has another shape, dtype or device"
+    yield (x, x.double()), ValueError, "out differs from x in shape, dtype or device"
+    yield (x, flat), ValueError, "out differs from x in shape"
+    yield (x, x[:16]), ValueError, "out differs from x in shape"
+    yield (x, x.to("meta")), ValueError, "out differs from x in shape"
     yield (x.to("meta"),), ValueError, "x is on meta; pass x.cuda()"
-    yield (x.t(),), ValueError, "x is not contiguous; pass a clone"
+    yield (x.t(),), ValueError, "x is not contiguous; pass x.clone(memory_format="
     yield (x, x.t().contiguous().t()), ValueError, "out is not contiguous"
     yield (flat[::2], None), ValueError, "x is not contiguous"
     yield (x[:1].expand(17, 59),), ValueError, "x is not contiguous"
@@ -106,6 +106,19 @@ def refusals(x):
     yield (flat[:500], flat[1:501]), ValueError, "out overlaps x in part"
     yield (flat[1:501], flat[:500]), ValueError, "out overlaps x in part"
     yield (flat[:500], flat[499:999]), ValueError, "out overlaps x in part"
+
+
+@pytest.mark.parametrize("kind", ["transposed", "strided", "expanded", "conj", "neg"])
+def test_the_repair_repairs(lesson, device, kind):
+    """A plain clone would keep the order of a transposed tensor."""
+    x = torch.arange(1003.0, device=device).view(17, 59)
+    lazy = torch.complex(x, -x).conj()
+    views = {"transposed": x.t(), "strided": x[::2, ::3], "expanded": x[:1].expand(17, 59)}
+    x = (views | {"conj": lazy, "neg": lazy.imag})[kind]
+    with pytest.raises(ValueError) as caught:
+        lesson.copy(x)
+    repaired = eval(str(caught.value).split("pass ")[1], {"torch": torch, "x": x})
+    assert torch.equal(lesson.copy(repaired), x)
 
 
 def test_refusals(lesson, device):

@@ -45,7 +45,9 @@ def test_a_grid_of_any_size(lesson, device, n, power, programs):
 def test_refusals(lesson, device):
     vector = fresh(8, device)
     for out, error, message in [
-        (vector.long(), TypeError, "out has torch.int64, not torch.int32"),
+        (vector.long(), TypeError, "out is not a tensor of torch.int32"),
+        ([1, 2], TypeError, "out is not a tensor of torch.int32"),
+        (vector.to_sparse(), ValueError, "out is not a contiguous vector"),
         (vector.view(2, 4), ValueError, "out is not a contiguous vector"),
         (vector[::2], ValueError, "out is not a contiguous vector"),
         (vector.to("meta"), ValueError, "out is on meta; pass out.cuda()"),
