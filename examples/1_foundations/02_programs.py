@@ -340,7 +340,7 @@ plt.show()
 # ---------
 #
 # - Let program ``pid`` own every fourth position instead. Draw the strip.
-# - Pass ``view.stride()`` to ``receive_kernel`` and make all three views right.
+# - Pass ``t.stride()`` to ``receive_kernel`` and make all three views right.
 # - Launch with ``num_warps=8``. How many programs are alive at most now?
 #
 # Reading
