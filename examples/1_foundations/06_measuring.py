@@ -35,8 +35,8 @@ print("" if gpu else "Left out, no GPU: its limits, every time, every figure")
 # ---------
 #
 # What can this GPU do at best? Clocks give two peaks: memory moves data twice
-# per clock, an FP32 lane does one *fused multiply-add* (FMA, 2 FLOP). A copy
-# and a matrix product of the vendor are measured.
+# per clock, an FP32 lane (a *CUDA core*) does one *fused multiply-add* (FMA, 2
+# FLOP). A copy and a matrix product of the vendor are measured.
 
 
 def bench(call, timer=triton.testing.do_bench):
@@ -57,8 +57,8 @@ def box(x, y, w, h, text, color="#3B82C4", alpha=0.3):
 if gpu:
     get = lambda name: getattr(gpu, name, 0)  # 0 if PyTorch does not tell
     sms, kind = gpu.multi_processor_count, f"{gpu.major}.{gpu.minor}"
-    lanes = 64 if kind == "8.0" else 128  # of an SM
-    most_programs = {"8.6": 16, "8.9": 24}.get(kind, 32)  # on an SM
+    lanes = 64 if kind in ("7.0", "7.5", "8.0") else 128  # of an SM
+    most_programs = {"7.5": 16, "8.6": 16, "8.9": 24, "12.0": 24}.get(kind, 32)
     fma_peak = 2 * lanes * sms * get("clock_rate") / 1e9 or torch.inf
     peak = 2 * get("memory_clock_rate") * get("memory_bus_width") / 8e6
     registers = gpu.regs_per_multiprocessor
@@ -123,7 +123,8 @@ def chain_kernel(x_ptr, out_ptr, n, K: tl.constexpr, BLOCK: tl.constexpr):
 
 def chain(x, k, out=None, block=1024, num_warps=4):
     """Return x after k >= 0 steps ``v -> A * v + B``, calculated in float32.
-    x, out: contiguous float32 or float16, alike; else TypeError, ValueError."""
+    x, out: contiguous float32 or float16, alike, the same or apart; else it
+    raises TypeError or ValueError."""
     out = torch.empty_like(x) if out is None else out
     if type(k) is not int or k < 0:
         raise ValueError(f"k is {k!r}, not an int >= 0")
@@ -132,12 +133,20 @@ def chain(x, k, out=None, block=1024, num_warps=4):
             raise TypeError(f"{name}: {t.dtype}, not float32 or float16 like x")
         ok = (t.shape, t.device, t.device.type) == (x.shape, x.device, DEVICE)
         if not ok or not t.is_contiguous() or t.requires_grad:
-            raise ValueError(f"{name}: contiguous, on {DEVICE}, as x, no grad")
+            wanted = f"contiguous, on {DEVICE}, of x's shape, without grad"
+            raise ValueError(f"{name} must be {wanted}")
+    if 0 < abs(out.data_ptr() - x.data_ptr()) < x.nbytes:
+        raise ValueError("out overlaps x in part")
     if n := x.numel():
         with torch.cuda.device_of(x):
             launch = chain_kernel[(triton.cdiv(n, block),)]
             launch(x, out, n, k, block, num_warps=num_warps)
     return out
+
+
+def chain_ref(x, k):
+    """The same in closed form, in float64."""
+    return A.value**k * x.double() + (1 - A.value**k)
 
 
 # %%
@@ -148,8 +157,7 @@ for k, size in [(k, s) for k in (0, 1, 65, 999) for s in (0, 1, 257, 4093)]:
     room = torch.full((size + 16,), torch.nan, device=DEVICE)
     x = torch.randn(size, device=DEVICE).clamp(-4, 4)
     chain(x, k, out=room[8 : size + 8])
-    exact = A.value**k * x.double() + 1 - A.value**k
-    exact = torch.nn.functional.pad(exact, (8, 8), value=torch.nan)
+    exact = torch.nn.functional.pad(chain_ref(x, k), (8, 8), value=torch.nan)
     close = dict(rtol=0, atol=min(k, 1024) * 2**-21, equal_nan=True)
     torch.testing.assert_close(room.double(), exact, **close)
 print("k = 0, 1, 65, 999: right for n = 0, 1, 257, 4093")
@@ -178,22 +186,26 @@ def watch(call, calls=1):
     return [1e6 * s / calls for s in seconds]
 
 
-CALLS = """chain_kernel[(2**12,)](x, y, 2**22, 1, 1024, num_warps=4)
-chain(x, 1, out=y)
-chain(x, 1)"""
 CLOCKS = "returns", "done", "events", "do_bench", "graph"
+calls = [
+    ("triton:kernel", "given", lambda: launch(x, y, 2**22, 1, 1024)),
+    ("triton", "given", lambda: chain(x, 1, out=y)),
+    ("torch", "given", lambda: torch.add(x, 1, out=y)),
+    ("triton", "new", lambda: chain(x, 1)),
+    ("torch", "new", lambda: torch.add(x, 1)),
+]
 if gpu:
-    x, y = src[: 2**22], dst[: 2**22]
+    x, y, launch = src[: 2**22], dst[: 2**22], chain_kernel[(2**12,)]
     print(f"first call with k=3: {watch(lambda: chain(x, 3))[1]:,.0f} us")
-    print(("{:>9}" * 5).format(*CLOCKS), " us, median of later calls")
-for code in CALLS.splitlines() if gpu else ():
-    call = eval(f"lambda: {code}")
+    print("us, later      out  " + ("{:>12}" * 5).format(*CLOCKS))
+for provider, out, call in calls if gpu else ():
     shots = zip(*(watch(call) for _ in range(101)))
     times = [sorted(us)[20:81:30] for us in shots] + [bench(call)]
     times += [bench(call, triton.testing.do_bench_cudagraph)]
-    print(("{:9.1f}" * 5).format(*(us[1] for us in times)), "", code[:28])
+    cells = (f"{us:6.1f} ±{(high - low) / 2:3.1f}" for low, us, high in times)
+    print(f"{provider:14} {out:5}", *cells)
     for clock, us in zip(CLOCKS, times):
-        record("triton", "us", us, call=code.replace(" ", ""), clock=clock)
+        record(provider, "us", us, clock=clock, out=out, N=2**22)
 
 # %%
 # - *returns* times the queueing. Bytes over that time is no real speed.
@@ -202,13 +214,14 @@ for code in CALLS.splitlines() if gpu else ():
 #   Meanwhile the CPU prepares the launch: its time is hidden.
 # - A *graph* replays without the CPU. L2 stays warm: a speed of the cache.
 #
-# The first call compiled: warm up. Checks and allocation cost CPU time, which
-# some clocks see. Compare like with like: the same clock, the same allocations.
+# The table has the median ± half of the range from 20 % to 80 %. The first call
+# compiled: warm up. Checks and a new ``out`` cost CPU time, which some clocks
+# see. So compare like with like: one clock, ``out`` given or new, equal bytes.
 #
 # Roofline
 # --------
 #
-# Turn the dial. From which ``k`` on does the time grow?
+# Turn the dial. From which ``k`` on does the time grow? The roof predicts.
 
 ks = [2**e for e in range(14)] if gpu else []
 reached, roofs = [], [min(copy * k / 4e3, fma_peak) for k in ks]
@@ -218,10 +231,11 @@ for k, roof in zip(ks, roofs):
     reached.append(rates[1])
     for provider, values in {"triton": rates, "ceiling": [roof] * 3}.items():
         record(provider, "TFLOP/s", values, kind="fma", dtype="float32", K=k)
-    print(f"k {k:4}: {8e-3 * n / us[1]:5.0f} GB/s, {rates[1]:6.2f} TFLOP/s")
+    text = f"k {k:4}: {8e-3 * n / us[1]:5.0f} GB/s, {rates[1]:6.2f} TFLOP/s"
+    print(f"{text}, {us[1]:6.0f} us, predicted {2e-6 * k * n / roof:6.0f}")
 if gpu:
     x = [k / 4 for k in ks]  # FLOP per byte
-    plt.loglog(x, roofs, "--", color="#7f7f7f", label="copy rate, FMA peak")
+    plt.loglog(x, roofs, "--", color="#7f7f7f", label="copy rate, CUDA cores")
     plt.loglog(x, reached, "o", color="#3B82C4", label="triton")
     plt.axhline(tensor_roof, color="#C9731E", label="Tensor Cores")
     plt.gca().set(xlabel="FLOP per byte", ylabel="TFLOP/s")
@@ -249,15 +263,15 @@ for n in 2**22, 2**28:
         torch.add(x, 1, out=out)"""
 OPTIONS = "--profile-from-start off --clock-control none --print-units base "
 OPTIONS += "--csv --metrics dram__bytes_read.sum,dram__bytes_write.sum"
-command = f"ncu {OPTIONS} {sys.executable} -c '{CHILD}'"
+command = f"ncu {OPTIONS} '{sys.executable}' -c '{CHILD}'"
 said = subprocess.getoutput(command) if gpu else "no GPU"
-for line in said.splitlines():
-    if '"dram__' in line:
-        number, *_, metric, _, value = line.strip('"').split('","')
-        moved, size = int(value.replace(",", "")), [2**22, 2**28][int(number)]
-        print(f"{metric}: {moved / 1e6:.2f} MB of {4 * size / 1e6:.2f} MB")
-        record("torch", metric[6:-4], [moved] * 3, N=size)
-print("" if "dram__" in said else f"Left out: Nsight Compute: {said}")
+lines = [s for s in said.splitlines() if '"dram__' in s and "n/a" not in s]
+for line in lines:
+    number, *_, metric, _, value = line.strip('"').split('","')
+    moved, size = int(value.replace(",", "")), [2**22, 2**28][int(number)]
+    print(f"{metric}: {moved / 1e6:.2f} MB of {4 * size / 1e6:.2f} MB")
+    record("torch", metric[6:-4], [moved] * 3, N=size)
+print("" if len(lines) == 4 else f"Left out: Nsight Compute: {said}")
 
 # %%
 # A small output stays in L2 when the kernel ends. At 1 GiB both agree.
@@ -266,61 +280,77 @@ print("" if "dram__" in said else f"Left out: Nsight Compute: {said}")
 # -----------------------
 #
 # A call takes at least its launch, about its bytes over the copy rate, and its
-# FLOP over the roof. The table has calls, bytes and FLOP for each of ``2**26``
-# elements, and knobs. The largest share of the time names the bottleneck, that
-# names the knob. Fusing saves launches and bytes, so it helps with those two.
-# Is no share above half? Look inside: layout, spills, idle SMs, odd lengths.
+# FLOP over the roof. Each row has the bytes and FLOP per element of ``2**26``.
+# The largest share of the time names the limit, that names the knob, and the
+# knob is turned. Fusing saves launches and bytes, so it helps with those two.
 
-TABLE = """[s + s for _ in range(20)] | 240 / 2**14 | 0 | z + z
-x + y | 12 | 0 | h + h
-x.sigmoid() | 8 | 0 | h.sigmoid()
-x.sum() | 4 | 0 | h.sum()
-m.softmax(1) | 8 | 0 | h.view(8192, 8192).softmax(1)
-m.t().contiguous() | 8 | 0 | m.t()
-m.sort(1) | 16 | 0 | m.max(1)
-m[:1] @ m | 4 | 2 / fma_peak | a[:1] @ b
-m @ m | 12 | 2**14 / fma_peak | a @ b
-attend(q, q, q) | 2 | 2**13 / tensor_roof | attend(q, q, q, is_causal=True)
-chain(chain(x, 1), 1) | 16 | 4 / fma_peak | chain(x, 2)
-chain(x, 1, y, 2**14, 1) | 8 | 2 / fma_peak | chain(x, 1, y, 2**14, 16)
-chain(t, 9999, t, 2**14, 16) | 1 / 8 | 312 / fma_peak | chain(t, 9999, t)
-chain(h[:-3], 1) | 4 | 2 / fma_peak | chain(h[:-16], 1)"""
 FUSE = dict(launch="yes", memory="yes", compute="no", other="?")
+rows = [  # name, call, its bytes and FLOP, the knob, the call after turning it
+    ("20 s + s", lambda: [s + s for _ in range(20)], 0, 0, "1", lambda: z + z),
+    ("x + y", lambda: x + y, 12, 0, "float16", lambda: h + h),
+    ("sigmoid", lambda: x.sigmoid(), 8, 0, "float16", lambda: h.sigmoid()),
+    ("sum", lambda: x.sum(), 4, 0, "float16", lambda: h.sum()),
+    ("softmax", lambda: m.softmax(1), 8, 0, "float16", lambda: a.softmax(1)),
+    ("transpose", lambda: m.t().contiguous(), 8, 0, "view", lambda: m.t()),
+    ("sort", lambda: m.sort(1), 16, 0, "only max", lambda: m.max(1)),
+    ("vector @ m", lambda: m[:1] @ m, 4, 2, "float16", lambda: a[:1] @ a),
+    ("m @ m", lambda: m @ m, 12, 2**14, "Tensor Cores", lambda: a @ a),
+    ("attention", lambda: attend(q, q, q), 2, 2**13,
+     "causal", lambda: attend(q, q, q, is_causal=True)),
+    ("twice", lambda: chain(chain(x, 1), 1), 16, 4, "k=2", lambda: chain(x, 2)),
+    ("1 warp", lambda: chain(*args, 1), 8, 2, "16", lambda: chain(*args, 16)),
+    ("64 programs", lambda: chain(t, 9999, t, 2**14, 16), 1 / 8, 9999 / 32,
+     "1024", lambda: chain(t, 9999, t)),
+    ("n-3", lambda: chain(h[:-3], 1), 4, 2, "n-16", lambda: chain(h[:-16], 1)),
+]  # fmt: skip
 if gpu:
     x, y, m = src[: 2**26], dst[: 2**26], src[: 2**26].view(8192, 8192)
-    h, s, t, q = x.half(), x[:4096], y[: 2**20], a.view(4, 16, 8192, 128)[:1]
-    z, attend = x[: 20 * 4096], torch.nn.functional.scaled_dot_product_attention
-    print("      us  host bytes  FLOP limit   fuse?")
-for row in TABLE.splitlines() if gpu else ():
-    code, moved, flop, knob = row.split(" | ")
-    call, turned = eval(f"lambda: {code}"), eval(f"lambda: {knob}")
+    s, z, t, args = x[:4096], x[: 20 * 4096], y[: 2**20], (x, 1, y, 2**14)
+    h, q = a.view(-1), a.view(4, 16, 8192, 128)[:1]  # float16
+    attend = torch.nn.functional.scaled_dot_product_attention
+    print(18 * " " + "us launch  bytes   FLOP   limit  fuse?")
+for name, call, moved, flop, knob, turned in rows if gpu else ():
     call(), turned()  # warm up
-    (host, us, _), (_, after, _) = watch(call, 20), watch(turned, 20)
-    memory, compute = eval(moved) / copy * 1e3, eval(flop)
-    shares = [host / us, memory * 2**26 / us / 1e6, compute * 2**26 / us / 1e6]
-    bound = max(zip([*shares, 0.5], FUSE))[1]
-    print(f"{us:8.1f}", *(f"{s:5.0%}" for s in shares), f" {bound:7}", end=" ")
-    print(f"{FUSE[bound]:4} {code} -> {after:.1f} us {knob}")
+    host, us, _ = map(sorted, zip(*(watch(call, 20) for _ in range(5))))
+    after = sorted(watch(turned, 20)[1] for _ in range(3))[1]
+    roof = tensor_roof if name == "attention" else fma_peak
+    floors = host[2], moved * 2**26 / 1e3 / copy, flop * 2**26 / 1e6 / roof
+    shares = [floor / us[2] for floor in floors]
+    limit = max(zip([*shares, 0.5], FUSE))[1]  # other: none is above half
+    print(f"{name:11}{us[2]:9.1f}", *(f"{s:6.0%}" for s in shares), end="  ")
+    print(f" {limit:7} {FUSE[limit]:4} -> {knob}: {after:.1f} us")
+    provider = "torch" if name in [row[0] for row in rows[:10]] else "triton"
+    record(provider, "us", us[1:4], op=name, note=f"{limit}, {FUSE[limit]}")
 
 # %%
+# - A call that reads more than it writes can pass the rate of a copy.
+# - *other*: look inside, repair, then fuse. Here: scattered addresses
+#   (transpose), passes (sort), spills (1 warp), idle SMs, narrow loads (n-3).
+# - Where ``float16``, half the bytes, does not halve the time, bytes alone are
+#   not the limit: compare ``sigmoid`` and ``softmax``.
+#
 # ``BLOCK`` and ``num_warps``
 # ---------------------------
 
 sizes, counts = (64, 256, 1024, 4096, 16384), (1, 2, 4, 8, 16)
 for i, j in [divmod(cell, 5) for cell in range(25)] if gpu else ():
     block, warps = sizes[i], counts[j]
-    args = src, dst, 2**26, 1, block
-    call = lambda: chain_kernel[(2**26 // block,)](*args, num_warps=warps)
+    launch = chain_kernel[(2**26 // block,)]
+    call = lambda: launch(src, dst, 2**26, 1, block, num_warps=warps)
     kernel, us = call(), bench(call)
     rate, regs, spills = 2**29 / us[1] / 1e3, kernel.n_regs, kernel.n_spills
     held = registers // 4 // (triton.cdiv(regs, 8) * 256) * 4  # warps
     resident = min(held // warps, most_warps // warps, most_programs)
-    text = f"{rate:.0f} GB/s\n{regs} r, {resident * warps / most_warps:.0%}"
+    occupancy = resident * warps / most_warps
+    note = f"{regs} registers, occupancy {occupancy:.2f}"
+    record("triton", "us", us, BLOCK=block, num_warps=warps, note=note)
+    text = f"{rate:.0f} GB/s\n{regs} r, {occupancy:.0%}"
     text += f"\n{spills} spilled" if spills else ""
     box(j - 0.5, i - 0.5, 0.95, 0.95, text, alpha=min(0.9, 0.6 * rate / copy))
 if gpu:
     plt.xticks(range(5), [f"warps {count}" for count in counts])
     plt.yticks(range(5), [f"BLOCK {size}" for size in sizes])
+    plt.grid(False)
 plt.show()
 
 # %%
@@ -342,7 +372,7 @@ plt.show()
 # ---------
 #
 # - Predict where ``h`` instead of ``src`` bends the roofline. Then measure.
-# - Add your slowest operation to ``TABLE``. Which floor is it near?
+# - Add your slowest operation to ``rows``. Which floor is it near?
 #
 # Reading
 # -------

@@ -88,6 +88,25 @@ def test_values_stay_finite(lesson, device):
     assert lesson.chain(x, 999)[3] == 1
 
 
+def test_reference(lesson, device):
+    """The closed form is what the steps give."""
+    x = stepped = normals(101, torch.float32, device).double()
+    for k in range(8):
+        torch.testing.assert_close(lesson.chain_ref(x, k), stepped, rtol=0, atol=1e-14)
+        stepped = stepped * lesson.A.value + lesson.B.value
+
+
+def test_overlap_in_part_is_refused(lesson, device):
+    room = normals(200, torch.float32, device)
+    before = room.clone()
+    for x, out in ((room[:100], room[1:101]), (room[99:199], room[:100])):
+        with pytest.raises(ValueError, match="^out overlaps x in part$"):
+            lesson.chain(x, 1, out)
+        assert torch.equal(room, before)
+    expected = lesson.chain(room[:100].clone(), 1)
+    assert torch.equal(lesson.chain(room[:100], 1, room[100:]), expected)
+
+
 def refusals(x):
     for dtype in (torch.float64, torch.bfloat16, torch.int32):
         yield (x.to(dtype), 1), TypeError, f"x: {dtype}, not float32 or float16"
@@ -95,9 +114,9 @@ def refusals(x):
     for k in (-1, 1.0, True, None):
         yield (x, k), ValueError, f"k is {k!r}, not an int >= 0"
     for out in (x[:16], x.view(-1), x.t(), x.to("meta"), x.clone().requires_grad_()):
-        yield (x, 1, out), ValueError, "out: contiguous, on "
+        yield (x, 1, out), ValueError, "out must be contiguous, on "
     for wrong in (x.t(), x[:, 1:], x.to("meta"), x.clone().requires_grad_()):
-        yield (wrong, 1), ValueError, "x: contiguous, on "
+        yield (wrong, 1), ValueError, "x must be contiguous, on "
 
 
 def test_refusals(lesson, device):
