@@ -5,8 +5,8 @@ Debugging: addresses, then masks, then values
 A wrong number says little about its cause. Six small broken kernels show an
 order that finds it, and the tools for each step, most of them without a GPU.
 
-- Which addresses may a program use? Those of its tensor; to write, only places
-  that no other program uses.
+- Which addresses may a program use? Those of its tensors, but no place that
+  another program writes.
 - What do masked positions hold? A value that does not change the result.
 - Which values come out? Those of a reference, on numbers few enough to read.
 """
@@ -22,8 +22,8 @@ import tempfile
 import matplotlib.pyplot as plt
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read by import triton
+if not torch.cuda.is_available() and not os.getenv("TRITON_INTERPRET"):
+    os.environ["TRITON_INTERPRET"] = "1"  # read by import triton
 
 import triton
 import triton.language as tl
@@ -67,9 +67,10 @@ folder = tempfile.TemporaryDirectory()
 for place in checker[:1]:
     shutil.copy(place, folder.name)
 python = [sys.executable, "-W", "ignore", "-u"]
-pipes = dict(cwd=folder.name, stdout=-1, stderr=-2, text=True)  # both in one
-env = os.environ | {"TRITON_INTERPRET": "1"}
-second = subprocess.Popen([*python, "-c", SECOND], env=env, stdin=-1, **pipes)
+pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+pipes |= dict(stdin=subprocess.PIPE, cwd=folder.name)
+env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONBREAKPOINT": ""}
+second = subprocess.Popen([*python, "-c", SECOND], env=env, **pipes)
 
 
 def run(case, *changes, gpu=False, call=PLAIN, feed=(), under=(), **variables):
@@ -83,9 +84,8 @@ def run(case, *changes, gpu=False, call=PLAIN, feed=(), under=(), **variables):
     with open(os.path.join(folder.name, name), "w") as file:
         file.write("\n\n".join(text))
     if gpu:
-        command = [*under, *python, name]
         own = os.environ | {"TRITON_INTERPRET": "0"} | variables
-        said = subprocess.run(command, env=own, **pipes).stdout
+        said = subprocess.run([*under, *python, name], env=own, **pipes).stdout
     else:
         second.stdin.write("\n".join([name, *feed, ""]))
         second.stdin.flush()
@@ -166,11 +166,10 @@ show(shape_as_stride, ("x_ptr + row * N", "x_ptr + row * stride_xm"))
 rows, axes = shape_as_stride().tolist(), plt.subplots(figsize=(7, 2.6))[1]
 reader = {at: f"pid {pid}" for pid, row in enumerate(rows) for at in row}
 for at in range(32):
-    row, col = divmod(at, 8)
-    look = dict(fc="#D1495B55", ec="#D1495B", hatch="//") if col > 5 else {}
-    look = dict(fc="none", ec="gray") | look
-    axes.add_patch(plt.Rectangle((col, row), 1, 1, **look))
-    axes.text(col + 0.5, row + 0.7, f"{reader.get(at, '-')}\n{at}", ha="center")
+    y, x = divmod(at, 8)
+    ec, hatch = ("#D1495B", "/") if x > 5 else ("gray", None)
+    axes.add_patch(plt.Rectangle((x, y), 1, 1, fc="none", ec=ec, hatch=hatch))
+    axes.text(x + 0.5, y + 0.7, f"{reader.get(at, '-')}\n{at}", ha="center")
 axes.set(xlim=(0, 8), ylim=(4, 0), xticks=[], yticks=[])
 plt.show()
 
@@ -239,7 +238,7 @@ print("unchecked, interpreted:", run(one_place))
 #
 # ``tl.device_assert`` is a check that you write into the kernel. It needs
 # ``TRITON_DEBUG=1``, ends the process, and is ignored by the interpreter. The
-# same variable makes Triton check integer operations: here ``x`` has its 2 GiB.
+# same variable makes Triton check integer operations. Here ``x`` is 2 GiB long.
 #
 # ``compute-sanitizer``, of the CUDA toolkit, needs no change. It knows what was
 # allocated, not what was sliced. And PyTorch hands out parts of large pieces,
@@ -253,9 +252,10 @@ cases = [("1", missing_mask, check), ("0", int32_overflow)]
 cases += [("1", int32_overflow), ("1", int32_overflow, WIDE)]
 for debug, case, *changes in [*cases, ("0", one_place, ATOMIC)] * GPU:
     said = run(case, *changes, gpu=True, TRITON_DEBUG=debug)
-    told = re.findall(".*(?:Assertion|CUDA error|OutOfMemory).*", said)
+    told = re.findall(".*Assertion.*|CUDA error.*|.*OutOfMemory.*", said)
     title = f"{case.__name__}{' changed' * len(changes)}, TRITON_DEBUG={debug}"
-    print(f"{title}:", [*told, said][0])
+    first = [*told, said][0].replace(" Assertion", "\nAssertion")
+    print(f"\n{title}", first, sep="\n")
 OFF = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 cases = [("slices", PLAIN, OFF), ("cached", ALONE, {}), ("alone", ALONE, OFF)]
 for title, call, off in cases * bool(tool):
@@ -299,8 +299,8 @@ show(wrong_other, ("other=0.0", "other=float('-inf')"))
 #
 # The symptom: sums of rows are wrong, except for a symmetric tile. Look at
 # values, few and all different. ``tl.device_print`` prints them in both modes:
-# these are sums of columns. A tile that is not square tells at once, with
-# ``tl.static_assert``: a shape that the compiler checks, and the interpreter.
+# these are sums of columns. ``tl.static_assert`` checks a shape: there must be
+# ``M`` sums. With a tile that is not square it fails at once, in both modes.
 
 
 @triton.jit

@@ -28,7 +28,9 @@ Good to know:
 
 - A pointer keeps the tensor it came from: through sums, shapes, loops, block
   pointers, descriptors. If it becomes a number on its way, or is chosen from
-  two tensors by ``tl.where``, then it may point into any tensor argument.
+  two tensors (``tl.where``, ``tl.join``), then it may point into any tensor
+  argument. A tensor that is none, found by its address in a table, is unknown
+  here: its accesses are reported as out of bounds.
 - Programs that meet at one integer, by an atomic on a single place that is not
   relaxed, count as ordered from there on. So a lock is no conflict, nor is a
   counter that tells the last program. Nobody checks that it heeds the answer.
@@ -65,6 +67,8 @@ PRIVATE = {
     "InterpreterBuilder.set_grid_idx": "x y z",
     "InterpreterBuilder.create_bitcast": "src",
     "InterpreterBuilder.create_select": "lhs rhs",
+    "InterpreterBuilder.create_join": "lhs rhs",
+    "InterpreterBuilder.create_cat": "lhs rhs",
     "InterpreterBuilder.create_masked_load": "ptrs mask",
     "InterpreterBuilder.create_masked_store": "ptrs mask",
     "InterpreterBuilder.create_atomic_rmw": "ptr mask sem",
@@ -111,6 +115,8 @@ class Problem:
     def __str__(self):
         low, high = self.offsets[0], self.offsets[-1]
         where = f"{low}" if low == high else f"{low} .. {high}"
+        if len(self.offsets) <= high - low:
+            where += f", {len(self.offsets)} of them"
         return f"program {self.program}: {self.tensor}[{where}]{self.detail}"
 
 
@@ -136,8 +142,8 @@ class MemcheckError(RuntimeError):
 class _Memory:
     """The bytes that tensors share, and which programs used each of them.
 
-    For each kind of access, two rows: the last program, and the last other
-    program before it. A program is its number, from 1; nobody is 0.
+    For each kind of access, two rows: the last program, and another one
+    before it. A program is its number, from 1; nobody is 0.
     """
 
     def __init__(self, storage):
@@ -247,7 +253,9 @@ class _Checker:
                 self.report(kind, view, hit, tuple(map(int, rival)), other)
         last, before = users[kind]
         new = index[last[index] != self.me]
-        before[new] = last[new]
+        # Keep the one before where only that one is in no order with this one.
+        keep = self.after[last[new]] & ~self.after[before[new]]
+        before[new] = np.where(keep, before[new], last[new])
         last[new] = self.me
 
     def report(self, kind, view, address, rival=None, other=None):
@@ -358,10 +366,10 @@ def memcheck():
             result.dtype = _Pointer(result.dtype, src.dtype.view)
         return result
 
-    def selected(original, self, condition, lhs, rhs):
-        result = original(self, condition, lhs, rhs)
-        views = [getattr(side.dtype, "view", None) for side in (lhs, rhs)]
-        if views[0] is not views[1]:
+    def merged(original, self, *arguments):
+        result = original(self, *arguments)
+        lhs, rhs = (getattr(a.dtype, "view", None) for a in arguments[-2:])
+        if lhs is not rhs:
             if isinstance(result.dtype, tl.pointer_type):
                 result.dtype = tl.pointer_type(result.dtype.element_ty)
         return result
@@ -393,7 +401,9 @@ def memcheck():
         (builder, "set_grid_dim", gridded),
         (builder, "set_grid_idx", indexed),
         (builder, "create_bitcast", cast),
-        (builder, "create_select", selected),
+        (builder, "create_select", merged),
+        (builder, "create_join", merged),
+        (builder, "create_cat", merged),
         *((builder, name, accessed) for name in ACCESSES),
     ]
     with contextlib.ExitStack() as stack:

@@ -84,6 +84,11 @@ def test_message():
     ]
 
 
+def test_offsets_with_gaps_are_counted():
+    found = problems(probe_kernel, (1,), torch.ones(6, 8)[:2, :6], 0, BLOCK=16)
+    assert str(found[0]) == "program (0, 0, 0): x_ptr[6 .. 15, 4 of them]"
+
+
 def test_silent_and_right_where_all_is_right():
     x, out = torch.randn(1003), torch.full((1003,), math.nan)
     assert not problems(copy_kernel, (4,), x, out, 1003, BLOCK=256)
@@ -248,6 +253,23 @@ def test_a_choice_between_two_tensors_may_be_either():
     [found] = problems(where_kernel, (1,), x[:2], y[:2], 2**20, BLOCK=8)
     assert (found.tensor, found.rule) == ("?", "at an address in no tensor argument")
     assert not problems(where_kernel, (1,), x, x, 7, BLOCK=8)
+
+
+@triton.jit
+def merge_kernel(x_ptr, y_ptr, JOIN: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    if JOIN:
+        tl.load(tl.join(x_ptr + offs, y_ptr + offs))
+    else:
+        tl.load(tl.cat(x_ptr + offs, y_ptr + offs, can_reorder=True))
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_joined_pointers_may_be_into_either(join):
+    x, y = torch.ones(4), torch.ones(4)
+    assert not problems(merge_kernel, (1,), x, y, join, BLOCK=4)
+    [found] = problems(merge_kernel, (1,), x[:2], x[:2], join, BLOCK=4)
+    assert found.tensor == "?"
 
 
 @triton.jit
@@ -422,6 +444,25 @@ def test_a_reader_is_not_forgotten_when_the_writer_reads_too():
 
     [found] = problems(kernel, (2,), torch.zeros(1))
     assert (found.kind, found.program, found.rival) == ("store", (1, 0, 0), (0, 0, 0))
+
+
+@triton.jit
+def arrive_kernel(x_ptr, count_ptr, LATE: tl.constexpr):
+    pid = tl.program_id(0)
+    if pid != LATE:
+        tl.atomic_add(count_ptr, 1)
+    if pid < 3:
+        tl.load(x_ptr)
+    else:
+        tl.store(x_ptr, 1)
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_a_reader_in_no_order_is_not_forgotten_behind_others(late):
+    x, count = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    [found] = problems(arrive_kernel, (4,), x, count, late)
+    assert (found.kind, found.program, found.rival) == ("store", (3, 0, 0), (late, 0, 0))
+    assert not problems(arrive_kernel, (4,), x, count, -1)
 
 
 def test_launches_come_one_after_the_other():
