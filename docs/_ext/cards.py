@@ -1,5 +1,7 @@
 """Cards: which run a page shows, what to download, which lessons there are."""
 
+from pathlib import Path
+
 import recordings
 import runs
 from docutils import nodes
@@ -17,8 +19,7 @@ def lesson_named(directive: SphinxDirective, stem: str) -> Lesson:
     lesson = find().get(stem)
     if lesson is None:
         raise ExtensionError(f"{directive.env.docname}: there is no lesson '{stem}'")
-    for source in runs.sources(stem):
-        directive.env.note_dependency(str(source))
+    runs.depend(directive.env, stem)
     return lesson
 
 
@@ -108,8 +109,9 @@ class LessonCards(SphinxDirective):
         lesson_named(self, lesson.stem)
         domain = docname_to_domain(lesson.docname, self.config.gettext_compact)
         for folder in self.config.locale_dirs:
-            catalog = f"{folder}/{self.config.language}/LC_MESSAGES/{domain}.po"
-            self.env.note_dependency(catalog)
+            catalog = Path(folder, self.config.language, "LC_MESSAGES", f"{domain}.po")
+            if catalog.exists():  # a missing dependency would be read in every build
+                self.env.note_dependency(str(catalog))
         card = nodes.container(classes=["lesson-card"], docname=lesson.docname)
         run = runs.current(lesson.stem)
         if run.recording and run.recording.figure(1).exists():

@@ -69,8 +69,7 @@ class RecordedFigure(SphinxDirective):
         if stem not in find():
             raise self.error(f"no lesson named {stem}")
         run = runs.current(stem)
-        for source in runs.sources(stem):
-            self.env.note_dependency(str(source))
+        runs.depend(self.env, stem)
         figure = nodes.figure(classes=["recorded-figure"])
         if self.env.app.builder.name == "gettext":
             return self.caption(figure)

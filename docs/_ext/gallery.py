@@ -142,4 +142,6 @@ def setup(app):
     app.add_config_value("recorded_gpu", "", "env")
     app.connect("builder-inited", check, priority=400)  # before the gallery is generated
     app.connect("source-read", furnish)
+    app.connect("env-get-outdated", runs.outdated)
+    app.connect("env-purge-doc", runs.forget)
     return {"parallel_read_safe": True}

@@ -133,8 +133,7 @@ class Measured(SphinxRole):
             raise ExtensionError(f"{where}: {error}") from None
         if query.lesson not in find():
             raise ExtensionError(f"{where}: there is no lesson '{query.lesson}'")
-        for source in runs.sources(query.lesson):
-            self.env.note_dependency(str(source))
+        runs.depend(self.env, query.lesson)
         answer = ask(query, query.answer, where) or "—"
         return [nodes.inline(self.rawtext, answer, classes=["measured"])], []
 

@@ -72,8 +72,33 @@ def current(stem: str) -> Run:
     return Run("none", None, reason)
 
 
-def sources(stem: str) -> list[Path]:
-    """The files whose change can change what `current` returns."""
-    lesson = find()[stem]
-    homes = (committed_home(lesson, recorded_gpu), local_home(lesson))
-    return [lesson.path, *lesson.helpers(), *(home / "manifest.json" for home in homes)]
+def fingerprint(stem: str) -> str:
+    """What a page that shows the lesson's run depends on, in one string."""
+    lesson, run = find()[stem], current(stem)
+    manifest = run.recording.manifest if run.recording else {}
+    return f"{run} {manifest.get('files')} {lesson.path.stat().st_mtime_ns}"
+
+
+def depend(env, stem: str) -> None:
+    """Have the page being read read again whenever the run to show changes."""
+    shown(env).setdefault(env.docname, {})[stem] = fingerprint(stem)
+
+
+def shown(env) -> dict[str, dict[str, str]]:
+    """For each page the lessons whose runs it shows, as they were when it was read."""
+    if not hasattr(env, "shown_runs"):
+        env.shown_runs = {}
+    return env.shown_runs
+
+
+def outdated(app, env, added, changed, removed) -> list[str]:
+    return [
+        docname
+        for docname, stems in shown(env).items()
+        if docname in env.found_docs
+        and any(stem not in find() or fingerprint(stem) != old for stem, old in stems.items())
+    ]
+
+
+def forget(app, env, docname) -> None:
+    shown(env).pop(docname, None)
