@@ -104,7 +104,7 @@ for n_load, n_store in [(16, 16), (13, 16), (13, 13)]:
 # the last line both masks hold, and the 7s survive.
 #
 # Would ``tl.where`` after the load do? Here ``2**45`` stands for "no index".
-# The kernel gets its own process, as a fault takes the whole process along.
+# The kernel gets its own process, as a fault ends it (on a CPU, by status -11).
 
 CHILD = """import torch, triton, triton.language as tl
 @triton.jit
@@ -112,10 +112,10 @@ def gather_kernel(x_ptr, i_ptr, out_ptr, n):
     i = tl.load(i_ptr + tl.arange(0, 4))
     x = {}
     tl.store(out_ptr + tl.arange(0, 4), x)
-x = torch.arange(8.0, device="{}")
+x, out = torch.arange(16.0, device="{}").view(2, 8)
 i = torch.tensor([0, 5, 2**45, 3], device=x.device)
-gather_kernel[(1,)](x, i, x, 8)
-print(x[:4].tolist())"""
+gather_kernel[(1,)](x, i, out, 8)
+print(out[:4].tolist())"""
 guarded = "tl.load(x_ptr + i, mask=i < n, other=0)"
 for line in ("tl.where(i < n, tl.load(x_ptr + i), 0)", guarded):
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
@@ -154,12 +154,12 @@ for other in (0.0, -4.0, float("-inf")):
     cells = zip(("sum", "max", "softmax"), got.tolist(), right[-3:])
     text = (f"{k} {v:8.2f} {'ok' if r else 'WRONG':7}" for k, v, r in cells)
     print(f"other {other:4}: ", *text)
-if right != [i in (0, 4, 7, 8) for i in range(9)]:
+if right != [True, False, False, False, True, False, False, True, True]:
     raise RuntimeError(f"float64 says {ref.tolist()}")
 
 # %%
-# 0 for a sum, -inf for a maximum and for softmax. A wrong one gives no message.
-# Does a kernel need two neutral values? ``tl.where`` refills lanes in between.
+# 0 for a sum, -inf for a maximum and for softmax. A wrong one gives no message,
+# or is right by luck (-4). ``tl.where`` refills lanes for the next operation.
 #
 # Why shapes are constants
 # ------------------------
@@ -202,24 +202,24 @@ def twice_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
 
 
 x, out = torch.ones(2, 1024, device=DEVICE)
-launches = "x, out, 16, 256; x, out, 32, 256; x, out, 0, 256; x, out, 17, 256; "
-launches += "x, out, 1003, 256; x, out, 1, 256; x[1:], out, 16, 256; "
-launches += "x, out, 2**31, 256; x, out, 16, 512; x, out, 16, 512, num_warps=8"
-for launch in launches.split("; ") if gpu else ():
-    kernel = eval(f"twice_kernel[(1,)]({launch})")
+cases = [(x, n, 256, 4) for n in (16, 32, 0, 17, 1003, 1, 2**31)]
+cases += [(x[1:], 16, 256, 4), (x, 16, 512, 4), (x, 16, 512, 8)]
+for view, n, block, warps in cases if gpu else ():
+    source = twice_kernel[(1,)](view, out, n, block, num_warps=warps).src
     cache = twice_kernel.device_caches[torch.cuda.current_device()][0]
-    kind = kernel.src.signature["n"] + ":16" * bool(kernel.src.attrs.get((2,)))
-    print(f"{launch:32} variants {len(cache):2}   n is {kind}")
+    case = f"x%16={view.data_ptr() % 16} n={n:<10} BLOCK_SIZE={block}"
+    kind = source.signature["n"] + (":16" if source.attrs.get((2,)) else "")
+    print(f"{case} num_warps={warps}  variants {len(cache)}  n is {kind}")
 
 # %%
 # Each constant makes a variant. So does each kind of ``n`` (a multiple of 16,
-# none, 1, beyond 32 bits), and of a pointer (aligned to 16 bytes, not).
+# no multiple, 1, beyond 32 bits), and of a pointer (aligned to 16 bytes, not).
 #
 # What the mask costs
 # -------------------
 #
 # Doubling moves ``2 * n * size`` bytes for ``n`` additions, so the copy rate is
-# its bound. To reach it, a thread loads 16 bytes at once, if the compiler knows
+# its bound. A thread should load 16 bytes at once. It can if the compiler knows
 # that they are all live or all masked. When ``n`` is a multiple of 16 it does.
 # For 1003, mask only the last block, or promise equal masks in groups of 16.
 
@@ -244,13 +244,13 @@ def twice_promised_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
     tl.store(out_ptr + offs, x + x, mask=mask)
 
 
-kernels = [twice_kernel, twice_full_kernel, twice_promised_kernel] * gpu
-for n, kernel in [(n, kernel) for n in (1008, 1003) for kernel in kernels]:
-    x, room = torch.full((2, 1024), 7.0, device=DEVICE).half()
-    code = kernel[(2,)](x, room, n, 512, num_warps=2).asm["ptx"]
-    loads = sorted(set(re.findall(r"ld\.global[.\w]*", code)))
-    over = (room[n:] != 7).sum().item()
-    print(f"{n} {kernel.fn.__name__:21} wrote {over} beyond n, by {loads}")
+for n in (1008, 1003) if gpu else ():
+    for kernel in (twice_kernel, twice_full_kernel, twice_promised_kernel):
+        x, room = torch.full((2, 1024), 7.0, device=DEVICE).half()
+        ptx = kernel[(2,)](x, room, n, 512, num_warps=2).asm.get("ptx", "")
+        loads = sorted(set(re.findall(r"ld\.global[.\w]*", ptx)))
+        over = (room[n:] != 7).sum().item()
+        print(f"{n} {kernel.fn.__name__:21} wrote {over} beyond n, by {loads}")
 
 # %%
 # A promise is not checked. For 1003 it was false, and the kernel wrote past the
@@ -282,7 +282,9 @@ for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
         room.fill_(torch.nan)
         try:
             call()
-        except Exception as error:  # torch.compile without a C compiler
+        except Exception as error:
+            if provider != "torch.compile":  # which needs a C compiler
+                raise
             print(f"Left out: {provider}: {error}")
             continue
         right = torch.equal(out, x + x) and room.isnan().sum() == 32
@@ -294,8 +296,8 @@ for n, dtype in [(n, d) for d in (torch.float32, torch.float16) for n in sizes]:
             low, value, high = (moved / t / 1e6 for t in ms)
             row = dict(provider=provider, low=low, value=value, high=high)
             results.append(case | row | dict(metric="GB/s"))
-            label = f"{case['dtype']} 16k+{n % 16} {provider}"
-            print(f"{n} = {label:28} {value:5.0f} GB/s")
+            label = f"{case['dtype']} n%16={n % 16} {provider}"
+            print(f"{value:5.0f} GB/s  {label}")
             look = dict(color=COLORS.get(provider, "#7f7f7f"))
             axes.barh(label, value, hatch="//" * ("ceil" in provider), **look)
 axes.set(xlabel="GB/s", ylim=(19.5, -0.5))
@@ -303,8 +305,8 @@ print(f"Right in each bit, and nothing else written: {sizes}")
 plt.show()
 
 # %%
-# Figure. Bandwidth of doubling a vector, its length a multiple of 16 (16k+0) or
-# not: PyTorch, a plain copy (hatched), the masked kernel, the branching one.
+# Figure. Bandwidth of doubling a vector, its length a multiple of 16 or not:
+# PyTorch, compiled, a copy (hatched), the masked kernel and the branching one.
 #
 # In float16, a length that is no multiple of 16 leaves ``twice_kernel``
 # :measured:`loads_and_masks triton/torch metric=GB/s N<2**27 dtype=float16`
@@ -312,12 +314,12 @@ plt.show()
 # kernel of ``torch.compile`` has :measured:`loads_and_masks
 # torch.compile/torch metric=GB/s N<2**27 dtype=float16`. With the branch it is
 # :measured:`loads_and_masks triton:full/torch metric=GB/s N<2**27
-# dtype=float16`.
+# dtype=float16`. In float32, even loads of 4 bytes kept up with PyTorch.
 #
 # What does the GPU run? Five translations later, find the addition.
 
 LINE = r"^(?:#blocked|  tt\.func|    [%t]|  %\d+ = (?!ext|bit)|  tail|\t[@a-z]"
-LINE += r"|[-\d]{2}(?::.){4}\t(?!NOP|BRA)).*"
+LINE += r"|[-\d]{2}(?::.){4}\t(?!NOP|BRA)).*"  # the lines to show
 DROP = r" loc\((?:\(.*?\)|[^()])*\)|, !dbg.*| #\d+|^[-\d]{2}(?::.){4}|\t"
 excerpts["python"] = "".join(twice_kernel.raw_src) if gpu else ""
 for level in ("ttir", "ttgir", "llir", "ptx", "sass") if gpu else ():
@@ -345,4 +347,4 @@ for level in ("ttir", "ttgir", "llir", "ptx", "sass") if gpu else ():
 # Reading
 # -------
 #
-# - Memory operations: https://triton-lang.org/main/python-api/
+# - Memory: https://triton-lang.org/main/python-api/triton.language.html
