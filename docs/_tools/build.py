@@ -120,6 +120,8 @@ def record() -> None:
         sys.exit("error: make record needs torch, triton and matplotlib; install requirements.txt")
     os.environ["RECORD"] = " ".join(lesson.stem for lesson in chosen())
     print(f"recording on {gpu.name()}: {os.environ['RECORD']}", flush=True)
+    # The pages are read on the way; what they lack until all is recorded is no news here.
+    os.environ["SPHINXOPTS"] = "-q -D suppress_warnings=measured,recordings"
     sphinx("dummy", BUILD / "record", "en")
 
 
