@@ -57,6 +57,14 @@ def describe() -> dict:
         "memory_bytes": props.total_memory,
         "l2_bytes": props.L2_cache_size,
     }
+    return {"gpu": gpu} | _driver() | {"cuda": torch.version.cuda} | info
+
+
+def _driver() -> dict:
+    """The driver's version; nothing where a container lacks nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
-    return {"gpu": gpu, "driver": driver, "cuda": torch.version.cuda} | info
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return {"driver": found.stdout.strip()}
