@@ -211,7 +211,7 @@ for provider, out, call in calls if gpu else ():
 # - *returns* times the queueing. Bytes over that time is no real speed.
 # - *done* waits for the work; *events* see an idle GPU wait for the launch.
 # - ``do_bench`` warms up, repeats, and overwrites L2 before each repetition.
-#   Meanwhile the CPU prepares the launch: its time is hidden.
+#   Meanwhile the CPU prepares the launch: its time is hidden if it is shorter.
 # - A *graph* replays without the CPU. L2 stays warm: a speed of the cache.
 #
 # The table has the median ± half of the range from 20 % to 80 %. The first call
@@ -358,7 +358,7 @@ plt.show()
 #
 # *Occupancy* is the share of an SM's warps that are resident. Registers set it:
 # the more a thread holds, the fewer warps fit. It is no speed: the lowest row
-# mostly starts programs, while at 12 % each thread has much in flight.
+# mostly starts programs, while at 12 %, a thread has much in flight.
 #
 # It is a triangle. Values kept in registers or shared memory save *memory
 # traffic* but cost *occupancy*, which hides waiting: *hardware utilization*.
