@@ -123,7 +123,9 @@ def conf(name):
 def run(command, cwd, environment=None):
     """Run a command to its end, with stdout and stderr together in ``output``."""
     clean = {
-        k: v for k, v in os.environ.items() if not k.startswith(("RECORD", "TRITON", "PYTEST"))
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("RECORD", "TRITON", "PYTEST", "MAKE", "MFLAGS"))
     }
     result = subprocess.run(
         command,

@@ -132,6 +132,21 @@ def fill_lesson_cards(app, doctree, docname) -> None:
         card += [nodes.paragraph("", "", link, classes=["lesson-title"]), paragraph(intro)]
 
 
+def link_to(lesson: Lesson, docname: str, rawtext: str = "") -> addnodes.pending_xref:
+    """A reference, from a page, that Sphinx will show as the lesson's translated title."""
+    xref = addnodes.pending_xref(
+        rawtext,
+        refdomain="std",
+        reftype="doc",
+        reftarget="/" + lesson.docname,
+        refexplicit=False,
+        refdoc=docname,
+        refwarn=True,
+    )
+    xref += nodes.inline(rawtext, lesson.stem, classes=["xref", "std", "std-doc"])
+    return xref
+
+
 class LessonRole(SphinxRole):
     """``:lesson:`softmax```: a link to a lesson by its stem, with its title."""
 
@@ -139,17 +154,7 @@ class LessonRole(SphinxRole):
         lesson = find().get(self.text)
         if lesson is None:
             raise ExtensionError(f"{self.env.docname}: there is no lesson '{self.text}'")
-        xref = addnodes.pending_xref(
-            self.rawtext,
-            refdomain="std",
-            reftype="doc",
-            reftarget="/" + lesson.docname,
-            refexplicit=False,
-            refdoc=self.env.docname,
-            refwarn=True,
-        )
-        xref += nodes.inline(self.rawtext, self.text, classes=["xref", "std", "std-doc"])
-        return [xref], []
+        return [link_to(lesson, self.env.docname, self.rawtext)], []
 
 
 class Recordings(SphinxDirective):
@@ -160,25 +165,26 @@ class Recordings(SphinxDirective):
         rows = []
         for home in sorted(runs.COMMITTED.glob("*/*/")):
             self.env.note_dependency(str(home / "manifest.json"))
+            lesson, manifest, state = lesson_named(self, home.name), {}, _("valid")
             try:
-                recording = recordings.read(home)
-                runs.load(home, lesson_named(self, home.name))
-                state = _("valid")
+                manifest = recordings.read(home).manifest
+                runs.load(home, lesson)
             except recordings.RecordingError as error:
                 state = f"{_('stale')}: {error}"
-            manifest = recording.manifest
-            rows.append(
-                [manifest["gpu"]["name"], home.name, manifest["date"], versions(manifest), state]
-            )
+            gpu = manifest["gpu"]["name"] if manifest else home.parent.name
+            link = nodes.paragraph("", "", link_to(lesson, self.env.docname))
+            rows.append([gpu, link, manifest.get("date", "—"), versions(manifest), state])
         return [table(header, rows)]
 
 
-def table(header: list[str], rows: list[list[str]]) -> nodes.table:
+def table(header: list[str], rows: list[list[str | nodes.Node]]) -> nodes.table:
+    """A table; its cells are texts, or paragraphs that are made already."""
     group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in header), cols=len(header))
     for kind, lines in ((nodes.thead, [header]), (nodes.tbody, rows)):
         part = kind()
         for line in lines:
-            part += nodes.row("", *(nodes.entry("", paragraph(text)) for text in line))
+            cells = (paragraph(cell) if isinstance(cell, str) else cell for cell in line)
+            part += nodes.row("", *(nodes.entry("", cell) for cell in cells))
         group += part
     return nodes.table("", group)
 

@@ -2,6 +2,7 @@
 
 import re
 
+from docutils import nodes
 from sphinx.search.en import SearchEnglish
 
 RUN = re.compile(r"[\u3400-\u9fff]+|[a-zA-Z0-9_]+")
@@ -33,6 +34,23 @@ function splitQuery(query) {
         return word not in self.stopwords
 
 
+def index_whole_paragraphs(app) -> None:
+    """Index a paragraph as one text, so that a phrase is found across emphasis and links."""
+    if app.builder.format != "html":
+        return
+    index_page = app.builder.index_page
+
+    def flattened(pagename, doctree, title):
+        doctree = doctree.deepcopy()
+        for node in list(doctree.findall(nodes.TextElement)):
+            if isinstance(node, (nodes.paragraph, nodes.term, nodes.caption)):
+                node.children = [nodes.Text(node.astext())]
+        index_page(pagename, doctree, title)
+
+    app.builder.index_page = flattened
+
+
 def setup(app):
     app.add_search_language(SearchChinese)
+    app.connect("builder-inited", index_whole_paragraphs)
     return {"parallel_read_safe": True}

@@ -7,8 +7,8 @@ document.addEventListener("DOMContentLoaded", () => {
       try { localStorage.setItem("language", link.dataset.language); } catch {}
     });
   }
-  // What scrolls sideways can be reached by keyboard.
+  // What scrolls can be reached by keyboard.
   for (const box of document.querySelectorAll("pre, .table-wrapper, .math-wrapper")) {
-    if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+    if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
   }
 });

@@ -250,7 +250,7 @@ def test_leftover_markup_would_be_found(text):
 NAMES = set(
     """
     Learn Triton GPU NVIDIA CUDA PyTorch torch triton Python Linux Windows WSL macOS Colab
-    Docker Sphinx Furo NumPy Matplotlib LLM GB MB TFLOP float
+    Docker Sphinx Furo NumPy Matplotlib LLM GB MB TFLOP float PTX SASS SIMT SPMD compute sanitizer
     provider ceiling
     """.split()  # the last line: words of recorded results
 )
