@@ -36,8 +36,10 @@ def execute_script(script_blocks, script_vars, gallery_conf, file_conf):
         if not gpu.can_run_triton():
             log.warning("%s was not executed: %s", lesson.stem, run.reason, type="recordings")
             return nothing
-        if run.reason:
-            log.warning("%s is executed: %s", lesson.stem, run.reason, type="recordings")
+        if gpu.name() is None:
+            log.warning("%s is interpreted: %s", lesson.stem, run.reason, type="recordings")
+        elif not wanted:
+            print(f"executing {lesson.stem} on {gpu.name()} ...", flush=True)
         outputs, seconds = _execute(
             lesson, wanted, script_blocks, script_vars, gallery_conf, file_conf
         )
