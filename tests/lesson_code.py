@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +41,18 @@ def kernels(stem: str) -> list[str]:
     tree = ast.parse(find()[stem].read_text("utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     return [f.name for f in functions if "triton.jit" in map(ast.unparse, f.decorator_list)]
+
+
+def last_words(code: str, *flags: str) -> str:
+    """The last line on stderr of a new Python that runs the code without the interpreter."""
+    child = subprocess.run(
+        [sys.executable, *flags, "-c", code],
+        cwd=Path(__file__).parent,
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
+        capture_output=True,
+        text=True,
+    )
+    return child.stderr.splitlines()[-1]
 
 
 def _is_kept(node: ast.stmt) -> bool:

@@ -254,6 +254,17 @@ def test_pages_show_recorded_parts(recorded):
     assert "A first paragraph." in page
 
 
+def test_what_a_killed_recording_left_is_not_taken_for_a_lesson(recorded):
+    for rest in ("tiny.new", "tiny.old", "gone"):
+        (recorded.recording().with_name(rest)).mkdir()
+    recorded.write(
+        "docs/index.md", "# Home\n\n```{toctree}\nlessons/index\n```\n\n```{recordings}\n```\n"
+    )
+    assert build(recorded, torch=False) == ""
+    page = recorded.page("index")
+    assert page.count("Test GPU") == 1 and ">valid<" in page
+
+
 @pytest.mark.parametrize("directive", ["recorded-figure} tiny 2", "recorded-excerpt} tiny other"])
 def test_a_part_that_was_not_recorded_stops_the_build(recorded, directive):
     recorded.write("docs/index.md", f"# Home\n\n```{{{directive}\n```\n")

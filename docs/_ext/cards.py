@@ -1,5 +1,6 @@
 """Cards: which run a page shows, what to download, which lessons there are."""
 
+import itertools
 from pathlib import Path
 
 import recordings
@@ -82,13 +83,10 @@ def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
 
 
 class LessonDownloads(SphinxDirective):
+    """``.. lesson-downloads::``: what to download, at the end of a lesson's page."""
+
     def run(self):
-        lesson = of_docname(self.env.docname)
-        return [
-            nodes.container(
-                "", download_links(lesson, self.env.docname), classes=["not-in-downloads"]
-            )
-        ]
+        return [download_links(of_docname(self.env.docname), self.env.docname)]
 
 
 class LessonCards(SphinxDirective):
@@ -163,9 +161,14 @@ class Recordings(SphinxDirective):
     def run(self):
         header = [_("GPU"), _("Lesson"), _("Date"), _("Versions"), _("State")]
         rows = []
-        for home in sorted(runs.COMMITTED.glob("*/*/")):
+        folders = sorted(runs.COMMITTED.glob("*/"))
+        for folder, lesson in itertools.product(folders, find().values()):
+            home = folder / lesson.stem
+            if not home.is_dir():
+                continue
             self.env.note_dependency(str(home / "manifest.json"))
-            lesson, manifest, state = lesson_named(self, home.name), {}, _("valid")
+            runs.depend(self.env, lesson.stem)
+            manifest, state = {}, _("valid")
             try:
                 manifest = recordings.read(home).manifest
                 runs.load(home, lesson)

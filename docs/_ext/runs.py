@@ -76,7 +76,7 @@ def fingerprint(stem: str) -> str:
     """What a page that shows the lesson's run depends on, in one string."""
     lesson, run = find()[stem], current(stem)
     manifest = run.recording.manifest if run.recording else {}
-    return f"{run} {manifest.get('files')} {lesson.path.stat().st_mtime_ns}"
+    return f"{run.state} {run.reason} {manifest} {lesson.path.stat().st_mtime_ns}"
 
 
 def depend(env, stem: str) -> None:

@@ -1,10 +1,7 @@
 """copy: every bit, every refusal, the verdicts on machines made up, and the multiply-adds."""
 
 import math
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import lesson_code
 import pytest
@@ -137,14 +134,8 @@ def test_refusals(lesson, device):
 def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
     code = "import torch; x = torch.ones(3); import lesson_code\n"
     code += "lesson_code.load('copy').copy(x)"
-    child = subprocess.run(
-        [sys.executable, *flags, "-c", code],
-        cwd=Path(__file__).parents[1],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},
-        capture_output=True,
-        text=True,
-    )
-    assert child.stderr.splitlines()[-1] == "ValueError: x is on cpu; pass x.cuda()"
+    said = "ValueError: x is on cpu; pass x.cuda()"
+    assert lesson_code.last_words(code, *flags) == said
 
 
 HEALTHY = {
