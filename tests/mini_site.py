@@ -125,7 +125,7 @@ def run(command, cwd, environment=None):
     clean = {
         k: v
         for k, v in os.environ.items()
-        if not k.startswith(("RECORD", "TRITON", "PYTEST", "MAKE", "MFLAGS"))
+        if not k.startswith(("RECORD", "TRITON", "PYTEST", "MAKE", "MFLAGS")) and k != "PYTHON"
     }
     result = subprocess.run(
         command,

@@ -86,7 +86,9 @@ class LessonDownloads(SphinxDirective):
     """``.. lesson-downloads::``: what to download, at the end of a lesson's page."""
 
     def run(self):
-        return [download_links(of_docname(self.env.docname), self.env.docname)]
+        links = download_links(of_docname(self.env.docname), self.env.docname)
+        # In a container: what a directive returns itself would enter the catalogs.
+        return [nodes.container("", links, classes=["not-in-downloads"])]
 
 
 class LessonCards(SphinxDirective):
