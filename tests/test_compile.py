@@ -4,6 +4,7 @@ A new lesson adds a function to KERNELS that yields its variants, first the one
 that matters most: that one `make test` compiles, and `make test-full` all.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -140,13 +141,125 @@ def measuring() -> Iterator[Variant]:
         yield Variant(f"{kind} ragged", wide | {"n": "i32"}, constants, options, ragged, ragged)
 
 
+def reductions() -> Iterator[Variant]:
+    """Rows and columns as ``launch`` tiles them; of partial results at the end."""
+    names = ("K", "R", "span", "stride_xk", "stride_xr", "stride_os", "stride_ok")
+
+    def variant(kind, out, axis, block_k, block_r, is_sum=True, ragged=False, loads=None, warps=4):
+        sizes = dict.fromkeys(names, "i32:16") | {"R": "i32" if ragged else "i32:16"}
+        pointers = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{out}:16"}
+        neutral = 0 if is_sum or kind == "i1" else -128 if kind[0] == "i" else float("-inf")
+        constants = {"SUM": is_sum, "NEUTRAL": neutral, "AXIS": axis, "stride_ok": 1}
+        constants |= {"BLOCK_K": block_k, "BLOCK_R": block_r}
+        constants["stride_xr" if axis else "stride_xk"] = 1
+        name = f"{kind} {out} axis {axis}: {block_k} x {block_r} {is_sum} {ragged}"
+        return Variant(name, pointers | sizes, constants, {"num_warps": warps}, loads)
+
+    for kind, bits in {"fp32": 32, "fp16": 16, "bf16": 16, "fp64": 64}.items():
+        tile, wide = 4096 * 32 // max(bits, 32), 256 * 8 // bits
+        for is_sum in (True, False):
+            warps = 8 if bits >= 32 else 4
+            yield variant(kind, kind, 1, 1, tile, is_sum, loads={128}, warps=warps)
+            yield variant(kind, kind, 1, tile // 256, 256, is_sum, loads={128})
+            yield variant(kind, kind, 0, wide, tile // wide, is_sum, loads={128})
+        yield variant(kind, kind, 1, 1, tile, ragged=True, loads={bits}, warps=warps)
+    for kind, loads in {"i8": {128}, "i1": {128}, "i32": {128}, "i64": {128}}.items():
+        yield variant(kind, "i64", 1, 4, 1024, loads=loads)
+        yield variant(kind, kind, 0, 64, 64, False)
+    yield variant("fp32", "bf16", 0, 8, 512)  # the second stage
+
+
+REDUCTIONS = {
+    "axes_kernel": lambda: lanes(
+        dict.fromkeys(("x_ptr", "sum_ptr", "max_ptr", "diff_ptr"), "*i64:16")
+    ),
+    "reduce_kernel": reductions,
+    "read_kernel": lambda: lanes(FP32, {"BLOCK": 4096}, loads={128}),
+    "atomic_sum_kernel": lambda: lanes(FP32 | {"n": "i32:16"}, {"BLOCK": 4096}, loads={128}),
+}
+
+
+def strides_2d() -> Iterator[Variant]:
+    """Tiles of a transpose, a copy and a bias-add, as the wrapper launches them."""
+
+    def variant(name, kind, block, warps, given=(), constants=(), loads=None, stores=None):
+        wide = "i32:16"
+        names = ["M", "N", "stride_xm", "stride_xn", "stride_bm", "stride_bn", "stride_om"]
+        arguments = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16"}
+        arguments |= dict.fromkeys([*names, "stride_on"], wide) | dict(given)
+        fixed = {"bias_ptr": None, "BLOCK_M": block[0], "BLOCK_N": block[1]}
+        fixed |= {"stride_on": 1} | dict(constants)
+        fixed = {k: v for k, v in fixed.items() if k not in dict(given)}
+        options = {"num_warps": warps}
+        return Variant(f"{kind} {name}", arguments, fixed, options, loads, stores)
+
+    turned, bias = {"stride_xm": 1}, {"stride_xn": 1, "stride_bn": 1}
+    one_row = {"M": 1, "stride_xn": 1}
+    squares = {"i32": (64, 64), "i16": (128, 128), "i64": (32, 32), "i8": (128, 256)}
+    for kind, square in squares.items():
+        bits, row = int(kind[1:]), (1, 16384 // int(kind[1:]))
+        yield variant("turned", kind, square, 8, (), turned, {128}, {128})
+        yield variant("one row", kind, row, 4, (), one_row, {128}, {128})
+        edge = {bits, 128}
+        yield variant("ragged row", kind, row, 4, {"N": "i32"}, one_row, edge, edge)
+        yield variant("long row", kind, row, 4, {"N": "i64"}, one_row, edge, edge)
+        ragged = dict.fromkeys(("M", "N", "stride_xn", "stride_om"), "i32")
+        yield variant("turned, ragged", kind, square, 8, ragged, turned, {bits}, {bits})
+        steps = dict.fromkeys(("stride_xm", "stride_xn", "stride_on"), "i32")
+        yield variant("steps", kind, row, 4, steps, (), {bits}, {bits})
+        far = {"stride_xm": "i64", "stride_om": "i64"}
+        yield variant("far rows", kind, row, 4, far, {"stride_xn": 1}, {128}, {128})
+        yield variant("narrow", kind, (row[1] // 4, 4), 4, {"N": "i32"}, {"stride_xn": 1})
+    for kind, bits in {"fp32": 32, "fp16": 16, "bf16": 16, "fp64": 64}.items():
+        square, row = squares[f"i{bits}"], (1, 16384 // bits)
+        given = {"bias_ptr": f"*{kind}:16"}
+        yield variant("bias", kind, row, 4, given, bias, {128}, {128})
+        yield variant(
+            "bias, turned", kind, square, 8, given, turned | {"stride_bn": 1}, {128}, {128}
+        )
+        along = {"stride_xn": 1, "stride_bm": 1}
+        yield variant("bias along rows", kind, row, 4, given, along, {bits, 128}, {128})
+
+
+def fused_elementwise(inputs, constants, numbers=()) -> Iterator[Variant]:
+    """A kernel that takes tensors of one kind, with the tile and warps of the wrapper."""
+    lesson = lesson_code.load("fused_elementwise")
+    options = {"num_warps": lesson.NUM_WARPS}
+    for kind, bits in {"bf16": 16, "fp32": 32, "fp16": 16, "fp64": 64}.items():
+        for n, width in ("i32:16", 128), ("i64:16", 128), ("i32", bits):
+            arguments = dict.fromkeys((*inputs, "out_ptr"), f"*{kind}:16") | {"n": n}
+            arguments |= dict.fromkeys(numbers, "fp64")
+            block = {"BLOCK": lesson.BLOCK_BYTES * 8 // bits}
+            for constant in constants:
+                name = f"{kind} {n} {constant}"
+                all_constants = block | constant
+                yield Variant(name, arguments, all_constants, options, {width}, {width})
+
+
+FUSED_ELEMENTWISE = {
+    "scale_bias_kernel": lambda: fused_elementwise(["x_ptr"], [{}], ["scale", "bias"]),
+    "swiglu_kernel": lambda: fused_elementwise(["gate_ptr", "up_ptr"], [{}]),
+    "gelu_kernel": lambda: fused_elementwise(["x_ptr"], [{"TANH": False}, {"TANH": True}]),
+    "chain_kernel": lambda: fused_elementwise(["x_ptr"], [{"K": 8}, {"K": 1}]),
+}
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
 KERNELS |= {("measuring", "chain_kernel"): measuring}
+KERNELS |= {("fused_elementwise", name): f for name, f in FUSED_ELEMENTWISE.items()}
+KERNELS |= {("reductions", name): f for name, f in REDUCTIONS.items()}
 KERNELS |= {("programs", name): f for name, f in PROGRAMS.items()}
 KERNELS |= {("copy", "copy_kernel"): copy, ("copy", "fma_kernel"): fma}
 KERNELS |= {("copy", "empty_kernel"): lambda: lanes({}, only="sm_")}
+KERNELS |= {("strides_2d", "tile_kernel"): strides_2d}
+KERNELS |= {
+    ("strides_2d", "address_kernel"): lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*i64:16", "stride_xm": "i32:16"}
+        | dict.fromkeys(("M", "N", "stride_xn"), "i32")
+    )
+}
 HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
 
 
@@ -183,6 +296,22 @@ def test_all_variants(kernel, target):
 def test_every_kernel_is_compiled():
     written = {(stem, name) for stem in lesson_code.find() for name in lesson_code.kernels(stem)}
     assert written == set(KERNELS) | HELPERS
+
+
+@pytest.mark.parametrize("kind, digits", [("fp32", "f32"), ("bf16", "f32"), ("fp64", "f64")])
+def test_scale_bias_is_contracted(kind, digits):
+    """One multiply-add where it may be, in FP32, and in FP64 for FP64 alone."""
+    variant = next(v for v in FUSED_ELEMENTWISE["scale_bias_kernel"]() if v.name[:4] == kind)
+    constants, options = variant.constants, variant.options
+    kernel = ("fused_elementwise", "scale_bias_kernel", "sm_90", variant.arguments, constants)
+    fused, apart = (
+        set(re.findall(r"\b(?:fma|mul|add)\.rn\.f\d\d", report.asm["ptx"]))
+        for report in compile_kernels(
+            [Job(*kernel, options | {"enable_fp_fusion": fusion}) for fusion in (True, False)]
+        )
+    )
+    assert fused == {f"fma.rn.{digits}"}
+    assert apart == {f"mul.rn.{digits}", f"add.rn.{digits}"}
 
 
 def test_vector_add_loses_wide_loads_at_a_ragged_length():
