@@ -204,10 +204,10 @@ def strides_2d() -> Iterator[Variant]:
         yield variant("ragged row", kind, row, 4, {"N": "i32"}, one_row, edge, edge)
         yield variant("long row", kind, row, 4, {"N": "i64"}, one_row, edge, edge)
         ragged = dict.fromkeys(("M", "N", "stride_xn", "stride_om"), "i32")
-        yield variant("turned, ragged", kind, square, 8, ragged, turned, {bits}, {bits})
+        yield variant("turned, ragged", kind, (32, 32), 4, ragged, turned, {bits}, {bits})
         steps = dict.fromkeys(("stride_xm", "stride_xn", "stride_on"), "i32")
         yield variant("steps", kind, row, 4, steps, (), {bits}, {bits})
-        far = {"stride_xm": "i64", "stride_om": "i64"}
+        far = {"stride_xm": "i64:16", "stride_om": "i64:16"}
         yield variant("far rows", kind, row, 4, far, {"stride_xn": 1}, {128}, {128})
         yield variant("narrow", kind, (row[1] // 4, 4), 4, {"N": "i32"}, {"stride_xn": 1})
     for kind, bits in {"fp32": 32, "fp16": 16, "bf16": 16, "fp64": 64}.items():
