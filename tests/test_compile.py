@@ -155,18 +155,16 @@ def reductions() -> Iterator[Variant]:
         name = f"{kind} {out} axis {axis}: {block_k} x {block_r} {is_sum} {ragged}"
         return Variant(name, pointers | sizes, constants, {"num_warps": warps}, loads)
 
-    for kind, bits in {"fp32": 32, "fp16": 16, "bf16": 16, "fp64": 64}.items():
-        tile, wide = 4096 * 32 // max(bits, 32), 256 * 8 // bits
-        for is_sum in (True, False):
-            warps = 8 if bits >= 32 else 4
-            yield variant(kind, kind, 1, 1, tile, is_sum, loads={128}, warps=warps)
-            yield variant(kind, kind, 1, tile // 256, 256, is_sum, loads={128})
-            yield variant(kind, kind, 0, wide, tile // wide, is_sum, loads={128})
+    for kind, bits in {"fp32": 32, "bf16": 16, "fp64": 64}.items():
+        tile, wide, warps = 4096 * 32 // max(bits, 32), 256 * 8 // bits, 8 if bits >= 32 else 4
+        yield variant(kind, kind, 1, 1, tile, loads={128}, warps=warps)
         yield variant(kind, kind, 1, 1, tile, ragged=True, loads={bits}, warps=warps)
-    for kind, loads in {"i8": {128}, "i1": {128}, "i32": {128}, "i64": {128}}.items():
-        yield variant(kind, "i64", 1, 4, 1024, loads=loads)
-        yield variant(kind, kind, 0, 64, 64, False)
-    yield variant("fp32", "bf16", 0, 8, 512)  # the second stage
+        yield variant(kind, kind, 1, tile // 256, 256, False, loads={128})
+        yield variant(kind, kind, 0, wide, tile // wide, loads={128})
+    yield variant("fp32", "fp16", 0, 8, 512)  # the second stage
+    for kind in ("i8", "i1", "i64"):
+        yield variant(kind, "i64", 1, 4, 1024 if kind != "i64" else 512, loads={128})
+        yield variant(kind, kind, 0, 64, 64 if kind != "i64" else 32, False)
 
 
 REDUCTIONS = {

@@ -70,10 +70,10 @@ def axes_kernel(x_ptr, sum_ptr, max_ptr, diff_ptr):
 x = torch.arange(32, device=DEVICE).mul(7).remainder(10).view(4, 8)
 sums, maxima, diff = (torch.empty_like(t) for t in (x[:, :1], x[:1], x))
 axes_kernel[(1,)](x, sums, maxima, diff)
-tiles = [(0, 0, x, "#7f7f7f"), (10.5, 0, diff, "#7f7f7f")]
-tiles += [(8.5, 0, sums, "#3B82C4"), (0, 4.5, maxima, "#2A9070")]
+tiles = {(0, 0): x, (8.5, 0): sums, (0, 4.5): maxima, (10.5, 0): diff}
 plt.figure(figsize=(7, 2.2), layout="constrained")
-for left, top, tile, color in tiles:
+for (left, top), tile in tiles.items():
+    color = "#7f7f7f" if tile.numel() == 32 else "#3B82C4"
     for m, n in torch.ones_like(tile).nonzero().tolist():
         at, value = (left + n, top + m), tile[m, n].item()
         plt.text(*at, value, ha="center", bbox=dict(color=color, alpha=0.3))
@@ -83,8 +83,8 @@ plt.axis((-0.7, 18.2, 5, -0.7))
 plt.show()
 
 # %%
-# Figure. A tile of 4 rows and 8 columns. Left, the sums of its rows (blue) and
-# the maxima of its columns (green). Right, each row minus its own maximum.
+# Figure. A tile of 4 rows and 8 columns. In blue, the sums of its rows and the
+# maxima of its columns. Right, each row minus its own maximum.
 #
 # The kernel
 # ----------
@@ -98,20 +98,16 @@ plt.show()
 # a maximum; ``tl.max`` drops it, so the kernel adds it again.
 
 
-@triton.constexpr_function  # Python, run while a kernel is compiled
-def acc_dtype(dtype, is_sum):
-    if dtype.is_floating():
-        return tl.float64 if dtype == tl.float64 else tl.float32
-    return tl.int64 if is_sum or dtype == tl.int64 else tl.int32
-
-
 @triton.jit
 def reduce_kernel(
     x_ptr, out_ptr, K, R, span, stride_xk, stride_xr, stride_os, stride_ok,
     SUM: tl.constexpr, NEUTRAL: tl.constexpr,
     AXIS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    ACC: tl.constexpr = acc_dtype(x_ptr.dtype.element_ty, SUM)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    REAL: tl.constexpr = tl.float64 if dtype == tl.float64 else tl.float32
+    WHOLE: tl.constexpr = tl.int64 if SUM or dtype == tl.int64 else tl.int32
+    ACC: tl.constexpr = REAL if dtype.is_floating() else WHOLE
     pid_k, pid_s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     begin, end = pid_s * span, tl.minimum(pid_s * span + span, R)
     offs_k = pid_k * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -128,8 +124,7 @@ def reduce_kernel(
     out = tl.sum(acc, axis=AXIS) if SUM else tl.max(acc, axis=AXIS)
     if not SUM:
         out += tl.sum(tl.where(acc == acc, 0, acc), axis=AXIS)  # NaN, if any
-    out_ptrs = out_ptr + pid_s * stride_os + offs_k * stride_ok
-    tl.store(out_ptrs, out, mask=offs_k < K)
+    tl.store(out_ptr + pid_s * stride_os + offs_k * stride_ok, out, offs_k < K)
 
 
 # %%
@@ -140,9 +135,9 @@ def reduce_kernel(
 # sums of what it views. So the axis with the smaller stride becomes the tile's
 # last, whatever it is called. Then neighbouring threads read neighbours.
 #
-# Are there enough programs? Four rows would give four. So a long ``r`` is cut
-# into parts. A first launch reduces each part, a second one their results, in a
-# fixed order: the *two stages*.
+# Are there enough programs? Four rows would give four. So a long ``r`` is cut:
+# one launch reduces each part, a second one their results, in a fixed order.
+# The numbers below measured fastest.
 
 INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 LEAST = {d: torch.iinfo(d).min for d in INTS} | {torch.bool: 0}
@@ -181,8 +176,7 @@ def launch(op, x, dim, out, programs=None, wide=256):
 def reduce(op, x, dim, out):
     """Sum or max of x along ``dim``, as by ``torch.sum`` and ``torch.amax``.
 
-    x: any 2-D view; float32, float16, float64, bfloat16 (not interpreted),
-        int8, int16, int32, int64, uint8, bool; on CUDA (interpreted: CPU).
+    x: any 2-D view on CUDA (interpreted: CPU), of a dtype in ``LEAST``.
     dim: -2 to 1. out: 1-D, apart from x, of its dtype; int64 for integer sums.
     Raises TypeError for a wrong type or dtype, ValueError for the rest, and
     IndexError for the maximum of nothing. The sum of nothing is 0.
@@ -245,10 +239,9 @@ def is_right(op, x, dim, got):
     ref = reduce_ref(op, x, dim)
     if op == "max" or x.dtype not in FLOATS:
         return torch.equal(got, ref)
-    eps = torch.finfo(x.dtype).eps
-    size = x.abs().sum(dim, dtype=torch.float64) * min(eps, 2**-23)
-    error = (got.double() - ref.double()).abs()
-    return bool((error <= eps * ref.double().abs() + 4 * size).all())
+    eps, size = torch.finfo(x.dtype).eps, x.abs().sum(dim, dtype=torch.float64)
+    least = eps * ref.double().abs() + 4 * min(eps, 2**-23) * size
+    return bool(((got.double() - ref.double()).abs() <= least).all())
 
 
 VIEWS = "x; x.t(); x[::2, 1::3]; x[5:6]; x[:, 5:6].expand(-1, 9)".split("; ")
@@ -268,9 +261,8 @@ for view, dtype in tried:
         raise RuntimeError("a reduction is wrong in the row above")
 
 # %%
-# Who adds? The tile lies in the registers of many threads, and nobody walks
-# along it. Each adds what it holds. Then they exchange. Here is the compiled
-# code for a row of 4096 elements, by one warp and by four:
+# Who adds? Each of many threads adds what it holds. Then they exchange. Here is
+# the compiled code for a row of 4096 elements, by one warp and by four:
 
 WORDS = "shfl.sync", "st.shared", "ld.shared", "bar.sync"
 for warps in (1, 4) if gpu and not torch.version.hip else ():
@@ -283,10 +275,9 @@ for warps in (1, 4) if gpu and not torch.version.hip else ():
 
 # %%
 # ``shfl.sync.bfly`` is a *shuffle*: a thread gets the sum of one at distance 16
-# in its warp and adds it to its own, then 8, 4, 2, 1. One warp needs nothing
-# else. Four cannot see each other's registers: each stores its sum in shared
-# memory (``st.shared``), all wait at a barrier (``bar.sync``), and two more
-# shuffles add the four.
+# in its warp and adds it to its own, then 8, 4, 2, 1. Four warps cannot see
+# each other: each stores its sum in shared memory (``st.shared``), all
+# wait at a barrier (``bar.sync``), and two more shuffles add the four.
 #
 # How fast is it?
 # ---------------
@@ -312,6 +303,7 @@ def atomic_sum_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 free = torch.cuda.mem_get_info()[0] if gpu else 0
+torch.manual_seed(0)
 size = 2 ** (28 if free > 7e9 else 26 if gpu else 12)
 data, copied = torch.rand(2, size, device=DEVICE)
 shapes = [(size >> e, 2**e, 1) for e in range(8, 21, 2)]  # M, N, dim
@@ -341,29 +333,28 @@ for M, N, dim, op, dtype in cases if gpu else [(1, 512, 1, "sum", "float32")]:
         "triton:serial": lambda: reduce_kernel[1, 1](x, out, *serial),
     }
     print(f"{op} along {dim} of {M} x {N}, {dtype}")
+    case = dict(M=M, N=N, dim=dim, op=op, dtype=dtype, bytes=x.nbytes)
     last = 6 if M > 1 or dtype != "float32" else 7 if N > 2**16 else 8
     for provider, call in [*calls.items()][not gpu : last]:
         out.fill_(torch.nan)
         call()
         if provider in ("torch", "triton") and not is_right(op, x, dim, out):
             raise RuntimeError(f"{provider} is wrong")
-        found = {}
-        if M == 1 and provider not in ("ceiling", "triton:read"):
+        found, moved = {}, {"ceiling": 8 * size, "triton:read": 4 * size}
+        if M == 1 and provider not in moved:
             sums = {(call(), out.item())[1] for _ in range(100 if gpu else 2)}
-            error = max(abs(s / exact - 1) for s in sums)
-            found = {"distinct_sums": [len(sums)], "relative_error": [error]}
+            found["distinct_sums"] = [len(sums)]
+            found["relative_error"] = [max(abs(s / exact - 1) for s in sums)]
         if gpu:
             graph = torch.cuda.CUDAGraph()
             if provider != "ceiling":  # in a graph, a copy does not use the SMs
                 with torch.cuda.graph(graph):
                     call()
                 call = graph.replay
-            ms = triton.testing.do_bench(call, quantiles=[0.8, 0.5, 0.2])
-            moved = {"ceiling": 8 * size, "triton:read": 4 * size}
+            ms = triton.testing.do_bench(call, quantiles=[0.2, 0.5, 0.8])
+            found["us"] = [t * 1e3 for t in ms]
             moved = moved.get(provider, x.nbytes)
-            found["GB/s"] = [moved / t / 1e6 for t in ms]
-            found["us"] = [t * 1e3 for t in ms[::-1]]
-        case = dict(M=M, N=N, dim=dim, op=op, dtype=dtype, bytes=x.nbytes)
+            found["GB/s"] = [moved / t / 1e6 for t in ms[::-1]]
         for metric, values in found.items():
             row = dict(zip(("low", "value", "high"), 3 * values))
             results.append(case | row | dict(provider=provider, metric=metric))
@@ -394,15 +385,15 @@ plt.show()
 # :measured:`reductions min(triton/triton:read) metric=GB/s op=sum dim=1 M>1
 # dtype=float32` of the read rate and at
 # :measured:`reductions min(triton/torch) metric=GB/s op=sum dim=1 M>1
-# dtype=float32` of PyTorch. For 256 rows of ``2**20``, a second stage makes
-# :measured:`reductions triton/triton:uncut metric=GB/s N=2**20 dim=1`.
+# dtype=float32` of PyTorch. On 256 rows of ``2**20``, the second stage makes it
+# :measured:`reductions triton/triton:uncut metric=GB/s N=2**20 dim=1 M>1`.
 #
-# What do atomics save? For ``2**28`` elements two stages take
-# :measured:`reductions triton metric=us N=2**28 op=sum`, atomics
-# :measured:`reductions triton:atomic metric=us N=2**28 op=sum`. But 100 runs of
-# the same sum gave
-# :measured:`reductions triton:atomic metric=distinct_sums N=2**28` results, and
-# two stages :measured:`reductions triton metric=distinct_sums N=2**28`.
+# All of ``2**28`` elements takes
+# :measured:`reductions triton metric=us N=2**28 dtype=float32`, by atomics
+# :measured:`reductions triton:atomic metric=us N=2**28`. But in 100 runs those
+# gave :measured:`reductions triton:atomic metric=distinct_sums N=2**28` sums,
+# two stages
+# :measured:`reductions triton metric=distinct_sums N=2**28 dtype=float32`.
 #
 # .. admonition:: Takeaway
 #
@@ -413,8 +404,7 @@ plt.show()
 # ---------
 #
 # - Write ``reduce_mean``. Where do you divide, and in which dtype?
-# - Let ``acc`` of float16 stay float16. From which ``N`` on are sums of ones
-#   wrong?
+# - Let ``acc`` be float16. From which ``N`` on are sums of ones wrong?
 #
 # Reading
 # -------
