@@ -36,11 +36,16 @@ def load(stem: str) -> ModuleType:
     return module
 
 
+# (lesson, function) of @triton.jit functions that only kernels call
+HELPERS = {("softmax", "shifted_exp")}
+
+
 def kernels(stem: str) -> list[str]:
-    """The names of a lesson's ``@triton.jit`` functions."""
+    """The names of a lesson's ``@triton.jit`` functions, without helpers."""
     tree = ast.parse(find()[stem].read_text("utf-8"))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [f.name for f in functions if "triton.jit" in map(ast.unparse, f.decorator_list)]
+    jitted = [f.name for f in functions if "triton.jit" in map(ast.unparse, f.decorator_list)]
+    return [name for name in jitted if (stem, name) not in HELPERS]
 
 
 def last_words(code: str, *flags: str) -> str:

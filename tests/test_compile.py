@@ -4,6 +4,7 @@ A new lesson adds a function to KERNELS that yields its variants, first the one
 that matters most: that one `make test` compiles, and `make test-full` all.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -219,27 +220,111 @@ def strides_2d() -> Iterator[Variant]:
         yield variant("bias along rows", kind, row, 4, given, along, {bits, 128}, {128})
 
 
-def fused_elementwise(inputs, constants, numbers=()) -> Iterator[Variant]:
+def fused_elementwise(kernel, inputs, constants, numbers=()) -> Iterator[Variant]:
     """A kernel that takes tensors of one kind, with the tile and warps of the wrapper."""
     lesson = lesson_code.load("fused_elementwise")
-    options = {"num_warps": lesson.NUM_WARPS}
     for kind, bits in {"bf16": 16, "fp32": 32, "fp16": 16, "fp64": 64}.items():
+        block, warps = lesson.tile(getattr(lesson, kernel), bits // 8)
         for n, width in ("i32:16", 128), ("i64:16", 128), ("i32", bits):
             arguments = dict.fromkeys((*inputs, "out_ptr"), f"*{kind}:16") | {"n": n}
             arguments |= dict.fromkeys(numbers, "fp64")
-            block = {"BLOCK": lesson.BLOCK_BYTES * 8 // bits}
             for constant in constants:
                 name = f"{kind} {n} {constant}"
-                all_constants = block | constant
-                yield Variant(name, arguments, all_constants, options, {width}, {width})
+                everything = {"BLOCK": block} | constant
+                options = {"num_warps": warps}
+                yield Variant(name, arguments, everything, options, {width}, {width})
 
 
 FUSED_ELEMENTWISE = {
-    "scale_bias_kernel": lambda: fused_elementwise(["x_ptr"], [{}], ["scale", "bias"]),
-    "swiglu_kernel": lambda: fused_elementwise(["gate_ptr", "up_ptr"], [{}]),
-    "gelu_kernel": lambda: fused_elementwise(["x_ptr"], [{"TANH": False}, {"TANH": True}]),
-    "chain_kernel": lambda: fused_elementwise(["x_ptr"], [{"K": 8}, {"K": 1}]),
+    name: functools.partial(fused_elementwise, name, *arguments)
+    for name, arguments in {
+        "scale_bias_kernel": (["x_ptr"], [{}], ["scale", "bias"]),
+        "swiglu_kernel": (["gate_ptr", "up_ptr"], [{}]),
+        "gelu_kernel": (["x_ptr"], [{"TANH": False}, {"TANH": True}]),
+        "chain_kernel": (["x_ptr"], [{"K": 8}, {"K": 1}]),
+    }.items()
 }
+
+
+def softmax_arguments(kind, N):
+    number = "i32:16" if N % 16 == 0 else "i32"
+    arguments = {"x_ptr": f"*{kind}:16", "out_ptr": f"*{kind}:16", "M": "i32"}
+    return arguments | dict.fromkeys(("N", "stride_xm", "stride_om"), number)
+
+
+def softmax() -> Iterator[Variant]:
+    """As ``launch`` starts it: rows short, long, ragged and as long as they may be."""
+    lesson = lesson_code.load("softmax")
+    for kind, size in {"bf16": 2, "fp32": 4, "fp16": 2, "fp64": 8}.items():
+        most = lesson.LONGEST // size
+        aligned = 16 // size
+        cases = [(most // 4, aligned, {}), (most, aligned, {}), (12288, aligned, {})]
+        cases += [(n, aligned, {}) for n in (256, 512, 1000, 1024, 4096, 8192)]
+        cases += [(n, 1, {}) for n in (3, 781, 8191, 32767 if size < 8 else 12289)]
+        cases += [(96, 1, {"stride_xn": "i32", "stride_xm": "i32"})]
+        for N, vector, strides in cases:
+            rows, pieces, piece, warps = lesson.plan(N, size, vector)
+            constants = {"NARROW": size == 2, "VECTOR": vector, "ROWS": rows}
+            constants |= {"PIECES": pieces, "PIECE": piece, "stride_on": 1}
+            constants |= {} if strides else {"stride_xn": 1}
+            arguments = softmax_arguments(kind, N) | strides
+            width = {128 if vector > 1 else 8 * size}
+            width = width if not strides else None
+            options = {"num_warps": warps}
+            name = f"{kind} {N} {vector}"
+            yield Variant(name, arguments, constants, options, width, width, only="sm_")
+
+
+def softmax_online() -> Iterator[Variant]:
+    for kind, size in {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}.items():
+        for N, width, steps in (2**20, {128}, 4), (2**20 + 1, {8 * size}, 2):
+            constants = {"stride_xn": 1, "stride_on": 1, "STEPS": steps, "WIDTH": 16_384 // size}
+            options = {"num_warps": 32}
+            arguments = softmax_arguments(kind, N)
+            del arguments["M"]
+            yield Variant(f"{kind} {N}", arguments, constants, options, width, width, only="sm_")
+
+
+SOFTMAX = {
+    "softmax_kernel": softmax,
+    "online_kernel": softmax_online,
+    "naive_kernel": lambda: lanes(
+        {"x_ptr": "*fp32:16", "out_ptr": "*fp32:16", "N": "i32"}, {"BLOCK": 4}
+    ),
+}
+
+
+def norms() -> Iterator[Variant]:
+    """As launched: width, elements of the tuple, warps; the row stays in registers or not."""
+    pointers = ("x_ptr", "w_ptr", "b_ptr", "out_ptr")
+
+    def variant(kind, size, keep, warps, center=True, rows=1, block=1024, **other):
+        arguments = {name: f"*{kind}:16" for name in pointers}
+        arguments |= dict.fromkeys(("M", "N", "stride_xm", "stride_om"), f"i32{size}")
+        constants = {"stride_xn": 1, "stride_on": 1, "EPS": 1e-5, "CENTER": center}
+        constants |= {"ROWS": rows, "BLOCK": block, "KEEP": keep, "WIDE": block > 1024}
+        if not center:
+            constants["b_ptr"] = None
+        for name, value in other.items():
+            del arguments[name]
+            constants[name] = value
+        bits = {"bf16": 16, "fp16": 16, "fp32": 32, "fp64": 64}[kind]
+        width = {128} if size and rows == 1 else None
+        name = f"{kind}{size} {rows}x{block} {keep} {center} {other}"
+        return Variant(name, arguments, constants, {"num_warps": warps}, width, width)
+
+    for kind in ("bf16", "fp16", "fp32"):
+        for keep, warps in (4, 4), (1, 1), (2, 2), (5, 4), (8, 4), (16, 4):
+            for center in (True, False):
+                yield variant(kind, ":16", keep, warps, center)
+    for keep, warps in (1, 1), (2, 2), (8, 4), (16, 4):
+        yield variant("bf16", "", keep, warps)
+    yield variant("bf16", ":16", 4, 16, block=4096)
+    yield variant("bf16", "", 4, 16, block=4096)
+    yield variant("fp64", ":16", 8, 4)
+    yield variant("fp64", ":16", 2, 16, block=4096)
+    yield variant("bf16", ":16", 1, 1, rows=8, block=128)
+    yield variant("fp32", "", 1, 1, rows=1024, block=1, N=1)
 
 
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
@@ -249,6 +334,8 @@ KERNELS |= {("measuring", "chain_kernel"): measuring}
 KERNELS |= {("fused_elementwise", name): f for name, f in FUSED_ELEMENTWISE.items()}
 KERNELS |= {("reductions", name): f for name, f in REDUCTIONS.items()}
 KERNELS |= {("programs", name): f for name, f in PROGRAMS.items()}
+KERNELS |= {("softmax", name): f for name, f in SOFTMAX.items()}
+KERNELS |= {("norms", "norm_kernel"): norms}
 KERNELS |= {("copy", "copy_kernel"): copy, ("copy", "fma_kernel"): fma}
 KERNELS |= {("copy", "empty_kernel"): lambda: lanes({}, only="sm_")}
 KERNELS |= {("strides_2d", "tile_kernel"): strides_2d}
