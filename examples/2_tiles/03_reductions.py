@@ -31,9 +31,9 @@ print("" if gpu else "Left out, no GPU: compiled code, bandwidth, bfloat16")
 # What it must cost
 # -----------------
 #
-# A *pointwise* kernel writes a result for each element, a *reduction* of ``M *
-# N`` elements only ``M`` or ``N``. In float32 it reads 4 bytes per addition. So
-# memory decides, by its rate for reading alone:
+# A *pointwise* kernel writes a result for each element, a *reduction* of
+# ``M * N`` elements only ``M`` or ``N``. In float32 it reads 4 bytes per
+# addition. So memory decides, by its rate for reading alone:
 #
 # .. math:: t \ge \frac{M \cdot N \cdot \mathrm{size}}{\mathrm{read\ rate}}
 
@@ -352,17 +352,17 @@ plt.show()
 # Figure. Bytes read per second by sums of float32 against the number of columns
 # ``N``: rows left, columns right. Dashed is the kernel that only reads.
 #
-# At worst, for widths from 256 to ``2**20``, row sums reach
-# :measured:`reductions min(triton/triton:read) metric=GB/s op=sum dim=1 M>1
-# dtype=float32` of the read rate and :measured:`reductions min(triton/torch)
-# metric=GB/s op=sum dim=1 M>1 dtype=float32` of PyTorch, column sums
-# :measured:`reductions min(triton/torch) metric=GB/s op=sum dim=0
-# dtype=float32`. As one row, ``2**28`` elements run at
+# At worst (widths 256 to ``2**20``) row sums reach :measured:`reductions
+# min(triton/triton:read) metric=GB/s op=sum dim=1 M>1 dtype=float32` of the
+# read rate, :measured:`reductions min(triton/torch) metric=GB/s op=sum dim=1
+# M>1 dtype=float32` of PyTorch and :measured:`reductions
+# min(triton/torch.compile) metric=GB/s op=sum dim=1 M>1 dtype=float32` of its
+# compiler; column sums :measured:`reductions min(triton/torch) metric=GB/s
+# op=sum dim=0 dtype=float32` of PyTorch. One row of ``2**28`` runs at
 # :measured:`reductions triton metric=GB/s N=2**28`, by atomics at
 # :measured:`reductions triton:atomic metric=GB/s N=2**28`. But 100 runs gave
-# :measured:`reductions triton:atomic metric=distinct_sums N=2**28` different
-# sums, in two stages
-# :measured:`reductions triton metric=distinct_sums N=2**28`.
+# :measured:`reductions triton:atomic metric=distinct_sums N=2**28` sums, two
+# stages :measured:`reductions triton metric=distinct_sums N=2**28`.
 #
 # .. admonition:: Takeaway
 #
