@@ -45,6 +45,9 @@ REACHED = {
         ("softmax geomean(triton/torch) metric=GB/s N>=256", 1.5),
         (f"reductions min(triton/triton:read) metric=GB/s {ROW_SUMS}", 0.90),
         (f"reductions min(triton/torch) metric=GB/s {ROW_SUMS}", 1.0),
+        ("strides_2d triton/ceiling metric=GB/s op=copy_2d view=contiguous", 0.97),
+        ("strides_2d triton/ceiling metric=GB/s op=transpose dtype=float32", 0.92),
+        ("strides_2d triton/ceiling metric=GB/s op=transpose dtype=float16", 0.88),
     ]
 }
 
