@@ -27,6 +27,7 @@ INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 gpu = torch.cuda.get_device_properties(DEVICE) if DEVICE == "cuda" else None
 results = []
+torch.manual_seed(0)
 print("" if gpu else "Left out, no GPU: speed, bfloat16, the longest rows")
 
 # %%
