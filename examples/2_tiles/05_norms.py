@@ -215,7 +215,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, out=None, center=True):
     ROWS = max(1, 1024 // BLOCK)
     warps = 16 if N > longest else 4 if N > 2048 else 2 if N > 1024 else 1
     options = dict(num_warps=warps)
-    if KEEP > 4 and x.itemsize == 2 and N % 16 == 0 and not torch.version.hip:
+    if KEEP > 5 and x.itemsize == 2 and N % 16 == 0 and not torch.version.hip:
         options["maxnreg"] = 96 if KEEP <= 8 else 128 if KEEP <= 12 else 168
     args = rows, weight, bias, to, M, N, *strides, float(eps), center, ROWS
     with torch.cuda.device_of(x):  # launch where the data is
