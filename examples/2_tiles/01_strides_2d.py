@@ -108,7 +108,7 @@ def tile_kernel(
     stride_xm, stride_xn, stride_bm, stride_bn, stride_om, stride_on,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles_n = (N - 1) // BLOCK_N + 1  # cdiv overflows near 2**31
     pid_m = (tl.program_id(0) // tiles_n).to(tl.int64)
     pid_n = (tl.program_id(0) % tiles_n).to(tl.int64)
     i = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
@@ -172,8 +172,8 @@ def check(name, t, x, shape=None):
     """Refuse what the kernel cannot take, as x or beside it."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
-    if t.layout != torch.strided or t.is_neg() or t.is_conj():
-        raise ValueError(f"{name} is sparse or a lazy view; pass a copy")
+    if t.layout != torch.strided or t.is_nested or t.is_neg() or t.is_conj():
+        raise ValueError(f"{name} is sparse, nested or lazy; pass a copy")
     if t.itemsize not in WORDS or t.is_quantized or t.dtype != x.dtype:
         raise TypeError(f"{name} has {t.dtype}, not the one of x, <= 8 bytes")
     if t.dim() != 2 if shape is None else t.shape != shape:

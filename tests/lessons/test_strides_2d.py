@@ -301,10 +301,10 @@ def refusals(x, bias):
         yield op, (flat,), ValueError, "x has torch.Size([1003]), not two sizes"
         yield op, (x[0, 0],), ValueError, "x has torch.Size([]), not two sizes"
         yield op, (x[None],), ValueError, "x has torch.Size([1, 17, 59]), not two sizes"
-        yield op, (x.to_sparse(),), ValueError, "x is sparse or a lazy view; pass a copy"
-        yield op, (x.to_sparse_csr(),), ValueError, "x is sparse or a lazy view"
-        yield op, (torch._neg_view(x),), ValueError, "x is sparse or a lazy view"
-        yield op, (torch.complex(x, x).conj(),), ValueError, "x is sparse or a lazy view"
+        yield op, (x.to_sparse(),), ValueError, "x is sparse, nested or lazy; pass a copy"
+        yield op, (x.to_sparse_csr(),), ValueError, "x is sparse, nested or lazy"
+        yield op, (torch._neg_view(x),), ValueError, "x is sparse, nested or lazy"
+        yield op, (torch.complex(x, x).conj(),), ValueError, "x is sparse, nested or lazy"
         yield op, (meta,), ValueError, "x is on meta; needed: one cuda"
         yield op, (leaf,), ValueError, "x requires a gradient; pass x.detach()"
         yield op, (torch.nn.Parameter(x),), ValueError, "x requires a gradient"
@@ -317,7 +317,7 @@ def refusals(x, bias):
     yield "copy_2d", (x, flat), ValueError, "out has torch.Size([1003]), not"
     yield "copy_2d", (x, meta), ValueError, "out is on meta; needed: one cuda"
     yield "copy_2d", (y, leaf), ValueError, "out requires a gradient"
-    yield "copy_2d", (y, torch._neg_view(x)), ValueError, "out is sparse or a lazy view"
+    yield "copy_2d", (y, torch._neg_view(x)), ValueError, "out is sparse, nested or lazy"
     yield "copy_2d", (y, x[:1].expand(17, 59)), ValueError, "positions of out share an element"
     yield "copy_2d", (y, x[:, :1].expand(17, 59)), ValueError, "positions of out share an element"
     slide = flat.as_strided((17, 59), (1, 1))
@@ -336,7 +336,7 @@ def refusals(x, bias):
     yield op, (x, x[:1]), ValueError, "bias has torch.Size([1, 59]), not torch.Size([59])"
     yield op, (x, bias.to("meta")), ValueError, "bias is on meta; needed: one cuda"
     yield op, (x, bias.clone().requires_grad_()), ValueError, "bias requires a gradient"
-    yield op, (x, torch._neg_view(bias)), ValueError, "bias is sparse or a lazy view"
+    yield op, (x, torch._neg_view(bias)), ValueError, "bias is sparse, nested or lazy"
     yield op, (x, bias, x[:1].expand(17, 59)), ValueError, "positions of out share an element"
 
 
