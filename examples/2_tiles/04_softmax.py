@@ -109,11 +109,11 @@ for top in (1, 88, 89, -120):
 # the end load the last one again, and are not stored. ``N // VECTOR * VECTOR``
 # is ``N``, but now the compiler knows what divides it, and loads 16 bytes.
 #
-# The hardware has a power of two: ``exp(x) = exp2(x * log2(e))``. Why does it
-# stand in steps 4 and 5? In float32 the compiler sees one expression twice, and
-# keeps its value where ``x`` was. A 16-bit ``x`` takes half of the registers.
-# There ``NARROW`` hides it behind a move that the compiler cannot see through:
-# ``x`` is kept, and its exponential calculated again.
+# The hardware has a power of two: ``exp(x) = exp2(x * log2(e))``. Why do steps
+# 4 and 5 both calculate it? In float32 the compiler sees one expression twice,
+# and keeps its value where ``x`` was. A 16-bit ``x`` takes half of the
+# registers. There ``NARROW`` hides ``x`` behind a move that the compiler cannot
+# see through: ``x`` is kept, and its exponential calculated again.
 
 LOWEST = tl.constexpr(-math.inf)
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -243,10 +243,12 @@ def launch(x, out, online):
     """Start a kernel for arguments that were checked; return it compiled."""
     M, N, *strides = *x.shape, *x.stride(), *out.stride()
     size = x.itemsize
-    bits = x.data_ptr() | out.data_ptr() | size * (N | strides[0] | strides[2])
+    lengths = N | strides[0] | strides[2]
+    bits = x.data_ptr() | out.data_ptr() | size * lengths
     vector = 16 // size if bits % 16 == 0 else 1
     if online:  # 16 bytes for each thread of 32 warps, in steps
-        args = x, out, N, *strides, 4 if vector > 1 else 2, 16_384 // size
+        wide = vector > 1 and lengths % 16 == 0 and strides[1::2] == [1, 1]
+        args = x, out, N, *strides, 4 if wide else 2, 16_384 // size
         return online_kernel[(M,)](*args, num_warps=32)
     rows, *pieces, warps = plan(N, size, vector)
     narrow = size == 2 and not INTERPRET and not torch.version.hip
@@ -259,15 +261,15 @@ def launch(x, out, online):
 # -----------
 #
 # Every view is welcome as ``x``. In ``out`` no two positions may share an
-# element. It may be ``x``, as a program has read its row before it writes.
+# element. It may be ``x``, as a program reads each element before it writes it.
 
 
 def check(name, t, x):
     """Refuse a tensor that the kernels cannot take beside ``x``."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
-    if t.layout != torch.strided or t.is_neg():
-        raise ValueError(f"{name} is sparse or a negated view; pass a copy")
+    if t.layout != torch.strided or t.is_nested or t.is_neg():
+        raise ValueError(f"{name} is sparse, nested or negated; pass a copy")
     if t.dtype not in DTYPES:
         raise TypeError(f"{name} has {t.dtype}; supported here: {DTYPES}")
     if t.dtype != x.dtype:
@@ -317,8 +319,8 @@ def softmax(x, out=None):
 # ------------
 #
 # Which error is fair? Half of the last place, ``eps / 2``, and some rounding
-# before. The table has the largest relative error against float64, above a step
-# of the smallest numbers. Windows in NaN are read and written.
+# before. The table has the largest relative error against float64, less one
+# smallest positive number. Kernels read and write windows in buffers of NaN.
 
 torch.manual_seed(0)
 print(f"{'M':>7} {'N':>9}", *(f"{str(d)[6:]:>8}" for d in DTYPES))
@@ -359,8 +361,9 @@ for view in x.t(), x[::2, 1::3], x[:1].expand(64, -1), x[5:9, 6:8]:
 # How fast is it?
 # ---------------
 #
-# ``2**28`` elements are cut into rows. ``triton`` is the wrapper; ``block`` and
-# ``online`` are its kernels on their own: where does a row stop fitting?
+# ``2**28`` elements, ``2**26`` on a small GPU, are cut into rows. ``triton`` is
+# the wrapper; ``block`` and ``online`` are its kernels on their own: where does
+# a row stop fitting?
 
 
 def measure(call, moved):
@@ -428,11 +431,11 @@ plt.show()
 #
 # Up to 32,768 columns float32 reaches at least
 # :measured:`softmax min(triton/ceiling) metric=GB/s dtype=float32 N<=32768` of
-# the copy rate. All cases are
+# the copy rate. Taken together, all cases are
 # :measured:`softmax geomean(triton/torch) metric=GB/s N>=128` as fast as
 # ``torch``. Where ``torch.compile`` reaches the copy rate too, it is a tie.
-# Rows of 781 start off the 16-byte grid. A warp's 32 loads of one element still
-# fill 128 bytes in float32, but only 64 in bfloat16:
+# Most rows of 781 start off the 16-byte grid. A warp's 32 loads of one element
+# still fill 128 bytes in float32, but only 64 in bfloat16:
 # :measured:`softmax triton/ceiling metric=GB/s N=781 dtype=bfloat16`.
 #
 # The registers of an SM hold 256 KiB. A float32 row of 32,768 is half of that:
@@ -481,20 +484,19 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 # A row in registers is read
 # :measured:`softmax triton metric=passes_read N=32768 dtype=float32` times, and
 # at 65,536 the online kernel reads no more than
-# :measured:`softmax triton metric=passes_read N=65536 dtype=float32`: on an
-# H200 a program on each of 132 SMs makes 33 MiB of rows in work, and L2 holds
-# them until the second pass. At ``2**20`` they are 528 MiB, and it reads
+# :measured:`softmax triton metric=passes_read N=65536 dtype=float32`. An H200
+# has one program on each of 132 SMs: together 33 MiB of rows, and L2 holds them
+# until the second pass. At ``2**20`` they are 528 MiB, and it reads
 # :measured:`softmax triton metric=passes_read N=2**20 dtype=float32`.
 #
 # .. admonition:: Takeaway
 #
 #    Map, load with the neutral element, reduce, reduce, write. Read a row once
-#    while registers hold it; then, while the cache does.
+#    while registers hold it; after that, twice while the cache holds it.
 #
 # Exercises
 # ---------
 #
-# - Load with ``other=0``. Which rows are still right, and why?
 # - Write ``log_softmax``. Why not as the logarithm of the result?
 # - Share a row of ``2**20``: one kernel finds maximum and sum of each part, one
 #   writes. How many rows at a time still lie in L2?

@@ -261,10 +261,12 @@ def refusals(x):
     yield (x[:0], x), ValueError, "out has shape (17, 59), not (0, 59) like x"
     yield (meta,), ValueError, "x is on meta; the kernel runs on cuda"
     yield (x, meta), ValueError, "out is on meta; the kernel runs on cuda"
-    yield (x.to_sparse(),), ValueError, "x is sparse or a negated view; pass a copy"
-    yield (x.to_sparse_csr(),), ValueError, "x is sparse or a negated view"
-    yield (torch._neg_view(x),), ValueError, "x is sparse or a negated view"
-    yield (x, torch._neg_view(x)), ValueError, "out is sparse or a negated view"
+    yield (x.to_sparse(),), ValueError, "x is sparse, nested or negated; pass a copy"
+    yield (x.to_sparse_csr(),), ValueError, "x is sparse, nested or negated"
+    yield (torch._neg_view(x),), ValueError, "x is sparse, nested or negated"
+    yield (x, torch._neg_view(x)), ValueError, "out is sparse, nested or negated"
+    nested = torch.nested.nested_tensor([x[0], x[1, :9]])
+    yield (nested,), ValueError, "x is sparse, nested or negated"
     yield (leaf,), ValueError, "x requires a gradient; pass x.detach()"
     yield (x, leaf), ValueError, "out requires a gradient"
     for shared in (x[:1].expand(17, 59), x[:, :1].expand(17, 59), x[0, 0].expand(17, 59)):
