@@ -7,7 +7,7 @@ does both norms with a single pass over memory, and you see an innocent formula
 for the variance lose every digit.
 
 - Which data does one program own? One row, or several short ones.
-- How does it move? Into registers once and back; the end of a long row twice.
+- How does it move? Into registers once and back once; a very long row twice.
 - What limits the speed? Memory bandwidth, if enough rows are in flight.
 """
 
@@ -86,7 +86,7 @@ plt.show()
 # adds ``d``. The mean of ``d`` is the ``slip``, what ``mean`` missed, and it
 # corrects the variance too: ``mean(d * d) - slip * slip``. In a row longer than
 # ``KEEP`` blocks, ``mean`` is that of the first blocks, and ``slip`` repairs
-# more. Such a row is read twice; the outer loops run more than once.
+# more. The outer loops then run more than once, and read the row again.
 
 
 @triton.jit
@@ -324,7 +324,7 @@ plt.show()
 # geometric mean against ``torch.compile`` is :measured:`norms
 # geomean(triton/torch.compile) metric=GB/s dtype=bfloat16 N<=16384`, against
 # eager :measured:`norms geomean(triton/torch) metric=GB/s dtype=bfloat16
-# N<=16384`. A row of 65536 is read twice: :measured:`norms triton/ceiling
+# N<=16384`. A row of 65536 is read again: :measured:`norms triton/ceiling
 # metric=GB/s N=65536`.
 #
 # One pass too few
@@ -356,7 +356,7 @@ plt.show()
 
 # %%
 # Figure. Errors in float32 as the mean grows, against float64. Left: two
-# formulas of the variance. Right: LayerNorm with each, and two libraries.
+# formulas of the variance. Right: LayerNorm by each, PyTorch and this kernel.
 #
 # Two passes save the variance. Yet a mean that is rounded shifts the whole row,
 # by more the larger it is. ``slip`` takes that back.
