@@ -213,6 +213,15 @@ def test_numbers_keep_their_digits(lesson, device, dtype, scale, bias):
     torch.testing.assert_close(got.double(), exact, **close)
 
 
+def test_numbers_arrive_in_fp64(lesson):
+    """The interpreter would keep their digits anyway; the compiler goes by what is declared."""
+    from triton.runtime.jit import JITFunction
+
+    params = JITFunction(lesson.scale_bias_kernel.fn).params
+    declared = {param.name: param.annotation_type for param in params}
+    assert (declared["scale"], declared["bias"]) == ("fp64", "fp64")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_narrow_results_are_rounded_once(lesson, device, dtype):
     x = normals(4096, dtype, device)
@@ -228,6 +237,9 @@ def test_chain(lesson, device, n, k):
     for _ in range(k):
         expected = expected * 0.75
     assert torch.equal(lesson.fused(lesson.chain_kernel, None, k, x=x), expected)
+    room = x.new_full((n + OWN,), math.nan)
+    lesson.fused(lesson.chain_kernel, room[:n], k, x=x)
+    assert torch.equal(room[:n], expected) and room[n:].isnan().all()
 
 
 @pytest.mark.parametrize("op", OPERATORS)
