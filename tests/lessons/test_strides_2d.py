@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+interpreter = pytest.importorskip("triton.runtime.interpreter")
 
 FLOATS = [torch.float32, torch.float16, torch.float64, torch.bfloat16]
 OTHERS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -206,6 +206,23 @@ def test_far_apart(lesson, device):
         assert torch.equal(lesson.bias_add(x, bias), expected("bias_add", x, bias))
 
 
+def test_the_end_of_a_row_just_below_2_31(lesson, device, monkeypatch):
+    """Its number of tiles takes care too. Only the last program runs."""
+    if device == "cuda":
+        pytest.skip("test_large_matrices_on_cuda has the whole row")
+    N, BLOCK_N = 2**31 - 1, 2048
+    last = N // BLOCK_N
+    builder = interpreter.interpreter_builder
+    monkeypatch.setattr(
+        builder, "set_grid_idx", lambda *_: setattr(builder, "grid_idx", (last, 0, 0))
+    )
+    x, out = torch.ones(1, dtype=torch.int8), torch.empty(N, dtype=torch.int8)
+    out[(last - 1) * BLOCK_N :] = 0
+    strides = 0, 0, 0, 0, 0, 1
+    lesson.tile_kernel[(1,)](x, None, out, 1, N, *strides, BLOCK_M=1, BLOCK_N=BLOCK_N)
+    assert out[last * BLOCK_N :].all() and not out[(last - 1) * BLOCK_N : last * BLOCK_N].any()
+
+
 def test_empty_returns_out(lesson, device):
     x, out = torch.empty(0, 5, device=device), torch.empty(0, 5, device=device)
     assert lesson.copy_2d(x, out) is out
@@ -303,6 +320,8 @@ def refusals(x, bias):
         yield op, (x[None],), ValueError, "x has torch.Size([1, 17, 59]), not two sizes"
         yield op, (x.to_sparse(),), ValueError, "x is sparse, nested or lazy; pass a copy"
         yield op, (x.to_sparse_csr(),), ValueError, "x is sparse, nested or lazy"
+        nested = torch.nested.nested_tensor([x[0], x[1]])
+        yield op, (nested,), ValueError, "x is sparse, nested or lazy"
         yield op, (torch._neg_view(x),), ValueError, "x is sparse, nested or lazy"
         yield op, (torch.complex(x, x).conj(),), ValueError, "x is sparse, nested or lazy"
         yield op, (meta,), ValueError, "x is on meta; needed: one cuda"
@@ -340,6 +359,7 @@ def refusals(x, bias):
     yield op, (x, bias, x[:1].expand(17, 59)), ValueError, "positions of out share an element"
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_refusals(lesson, device):
     x, bias = numbers((17, 59), torch.float32, device), numbers(59, torch.float32, device)
     before = x.clone()
@@ -401,9 +421,9 @@ def test_devices_on_cuda(lesson, device):
 
 @pytest.mark.gpu
 @on_cuda
-@pytest.mark.parametrize("M, N", [(2, 2**30 + 3), (46341, 46349), (2**30 + 3, 2)])
+@pytest.mark.parametrize("M, N", [(1, 2**31 - 1), (2, 2**30 + 3), (46341, 46349), (2**30 + 3, 2)])
 def test_large_matrices_on_cuda(lesson, device, M, N):
-    """More than 2**31 elements, as one long row, as rows, and turned."""
+    """Around 2**31 elements, as one long row, as rows, and turned."""
     if torch.cuda.mem_get_info()[0] < 5 * M * N:
         pytest.skip(f"{5 * M * N / 2**30:.0f} GiB of GPU memory are needed")
     x = torch.randint(-128, 128, (M, N), dtype=torch.int8, device=device)
