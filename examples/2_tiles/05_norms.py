@@ -84,9 +84,9 @@ plt.show()
 #
 # A mean is rounded. The loop that adds the squares of ``d = x - mean`` also
 # adds ``d``. The mean of ``d`` is the ``slip``, what ``mean`` missed, and it
-# corrects the variance too: ``mean(d * d) - slip * slip``. In a row longer than
-# ``KEEP`` blocks, ``mean`` is that of the first blocks, and ``slip`` repairs
-# more. The outer loops then run more than once, and read the row again.
+# corrects the variance too: ``mean(d * d) - slip * slip``, below 0 only if
+# rounded. In a row longer than ``KEEP`` blocks, ``mean`` is that of the first
+# blocks, and ``slip`` repairs more. The outer loops then read the row again.
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def norm_kernel(
             square += d * d
     slip = tl.sum(total, 1, keep_dims=True) / N if CENTER else 0.0
     var = tl.sum(square, 1, keep_dims=True) / N - slip * slip
-    scale = 1 / tl.sqrt(var + EPS)
+    scale = 1 / tl.sqrt(tl.where(var < 0, 0, var) + EPS)
     for start in range(0, stop, KEEP * BLOCK):
         for i in tl.static_range(KEEP):
             at = start + i * BLOCK + cols
@@ -148,7 +148,8 @@ def norm_kernel(
 # How much can one program keep? The fewer registers it takes, the more rows an
 # SM has in flight. Loading the weight early, or keeping it for many rows, cost
 # registers and speed. ``maxnreg`` makes room for one more program on an SM
-# where the compiler is generous. Rows up to 1024 take one warp and no barrier.
+# where the compiler would take more registers than it needs. Rows up to 1024
+# take one warp and no barrier.
 #
 # A weight may be float32 beside bfloat16 rows, as models often have it. ``eps``
 # is a constant: as an argument it would become a float32.
@@ -317,12 +318,12 @@ plt.show()
 # %%
 # Figure. Effective bandwidth against the width of a row, in 16-bit floats.
 #
-# From 1024 to 12288 columns in bfloat16, both norms run at no less than
+# From 1024 to 12288 columns in bfloat16, both norms reach at least
 # :measured:`norms min(triton/ceiling) metric=GB/s dtype=bfloat16 N>=1024
-# N<16384` the ceiling, at 16384 at no less than :measured:`norms
+# N<16384` of the ceiling, at 16384 at least :measured:`norms
 # min(triton/ceiling) metric=GB/s dtype=bfloat16 N=16384`. Up to there, the
-# geometric mean against ``torch.compile`` is :measured:`norms
-# geomean(triton/torch.compile) metric=GB/s dtype=bfloat16 N<=16384`, against
+# geometric mean ratio to ``torch.compile`` is :measured:`norms
+# geomean(triton/torch.compile) metric=GB/s dtype=bfloat16 N<=16384`, to
 # eager :measured:`norms geomean(triton/torch) metric=GB/s dtype=bfloat16
 # N<=16384`. A row of 65536 is read again: :measured:`norms triton/ceiling
 # metric=GB/s N=65536`.
