@@ -136,7 +136,8 @@ def tile_kernel(
 # The order of the axes is free: the one along which ``out`` has its neighbours
 # comes last. If ``x`` has them along the other, the tile is square, else a
 # piece of a row. Rows that follow each other without a gap in both are one.
-# Where inputs lie among the elements of ``out``, a new tensor is written first.
+# Where inputs lie among the elements of ``out``, a new tensor is written first
+# and then copied.
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 FLOATS = [torch.float32, torch.float16, torch.float64]
@@ -322,7 +323,8 @@ plt.show()
 
 # %%
 # Figure. Copying views of float32 elements: PyTorch, the kernel, and the most
-# that the copy rate allows for the pieces touched.
+# that the copy rate allows for the pieces touched. A name like ``step-4`` says
+# that every fourth element of a row is copied.
 #
 # The contiguous copy has :measured:`strides_2d triton/ceiling metric=GB/s
 # op=copy_2d view=contiguous` of the copy rate, step 2 :measured:`strides_2d
@@ -366,7 +368,7 @@ for dtype in FLOATS[:2] if free else ():
 # .. admonition:: Takeaway
 #
 #    Strides say where an element is and who its neighbours are. Let threads
-#    take neighbours on both sides.
+#    take neighbours in loads and in stores.
 #
 # Exercises
 # ---------
@@ -377,4 +379,4 @@ for dtype in FLOATS[:2] if free else ():
 # Reading
 # -------
 #
-# - Views: https://docs.pytorch.org/docs/stable/tensor_view.html
+# - Strides: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.stride.html

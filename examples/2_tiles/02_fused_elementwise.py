@@ -139,8 +139,9 @@ def chain_kernel(x_ptr, out_ptr, n, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 # %%
-# One wrapper serves all. May ``out`` be ``x`` itself? Yes: whoever writes an
-# element has read it. A partial overlap is refused.
+# One wrapper serves all. May ``out`` be ``x`` itself? Yes: the thread that
+# writes an element has read it, and no other one does. A partial overlap is
+# refused.
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 DTYPES = [d for d in DTYPES if d != torch.bfloat16 or not INTERPRET]  # is wrong

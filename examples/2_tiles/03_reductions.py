@@ -53,8 +53,9 @@ def reduce_ref(op, x, dim):
 # ------------------
 #
 # ``tl.sum(x, axis=1)`` removes axis 1: one number is left for each row. After
-# ``tl.max(x, axis=0)`` it is one for each column. To meet the tile again, it
-# needs the lost axis back, by ``[:, None]``. Then it is *broadcast*.
+# ``tl.max(x, axis=0)`` it is one for each column. To meet the tile again, the
+# results of rows need the lost axis back, by ``[:, None]``. Then they are
+# *broadcast*.
 
 
 @triton.jit
@@ -130,8 +131,9 @@ def reduce_kernel(
 #
 # Row sums of a transposed view are column sums of what it views. So the axis
 # with the smaller stride becomes the tile's last: neighbouring threads read
-# neighbours. Four rows would give four programs. So a long ``r`` is cut: one
-# launch reduces each part, a second one their results, in a fixed order.
+# neighbours. Four rows would give four programs, and most of the GPU would
+# idle. So a long ``r`` is cut: one launch reduces each part, a second one their
+# results, in a fixed order.
 
 INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 LEAST = {d: torch.iinfo(d).min for d in INTS} | {torch.bool: 0}
