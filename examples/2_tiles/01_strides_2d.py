@@ -379,4 +379,4 @@ for dtype in FLOATS[:2] if free else ():
 # Reading
 # -------
 #
-# - Strides: https://docs.pytorch.org/docs/stable/generated/torch.Tensor.stride.html
+# - `Views <https://docs.pytorch.org/docs/stable/tensor_view.html>`__
