@@ -274,7 +274,7 @@ def window(rows, cols, dtype, layout="window", fill=torch.nan):
     step = 1 + (layout == "sliced")
     room = torch.full((step * rows + 80, step * cols + 80), fill, device=DEVICE)
     view = room.to(dtype)[8:, 8:][: step * rows : step, : step * cols : step]
-    return view.copy_(torch.randn(rows, cols))
+    return view.copy_(torch.randn(rows, cols, device=DEVICE))
 
 
 def verdict(c, a, b, loss=0):
@@ -410,7 +410,7 @@ for name, (dtype, *how) in kinds.items():
     print(f"{name:12}", *(f"{e:.0e}" for e in errors[::2]))
 for axes in panels:
     axes.set(xlabel="K", ylabel="error")
-    axes.legend()
+    axes.legend(*axes.get_legend_handles_labels())
 plt.show()
 
 # %%
@@ -475,9 +475,8 @@ for n, name, B in [case for case in cases if gpu and case[1] in kinds]:
         at = (len(ms) * 4 // 5, len(ms) // 2, len(ms) // 5)
         low, value, high = (2e-9 * n**3 / ms[i] for i in at)
         print(f"{n} {name:11} B in {B:7} {provider:6} {value:6.1f} TFLOP/s")
-        rows += [
-            case | dict(provider=provider, low=low, value=value, high=high)
-        ]
+        row = dict(provider=provider, low=low, value=value, high=high)
+        rows += [case | row]
         if provider == "cublas":
             roofs[name] = max(value, roofs.get(name, 0))
     rows += [case | dict(provider="ceiling")]
