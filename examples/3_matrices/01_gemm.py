@@ -335,10 +335,10 @@ EDITS = {
     "no K mask": {TAIL: "offs_k < BLOCK_K"},
     "K: only B": {"mask_m[:, None] & mask_k[None, :]": "mask_m[:, None]"},
     "% M": {
-        "+ offs_m[:, None] * stride_am": "+ offs_m[:, None] % M * stride_am"
+        "+ offs_m[:, None] * stride_am": "+ offs_m[:, None] % M * stride_am",
+        MN: "offs_m < BLOCK_M * M, offs_n < N",
     },
 }
-EDITS["% M"] |= {MN: "offs_m < BLOCK_M * M, offs_n < N"}
 COLORS = "none", "#3B82C4", "#D1495B", "#D1495B", "#D1495B55", "#D1495B"
 cmap = plt.matplotlib.colors.ListedColormap(COLORS)
 for i, (title, edits) in enumerate(EDITS.items()):
