@@ -68,8 +68,8 @@ _, movie = plt.subplots(1, 3, figsize=(7, 2.9), layout="constrained")
 for k, axes in zip(range(0, K, 16), movie):
     acc = (a[16:, : k + 16] @ b[: k + 16, 48:])[0, 0]
     print(f"k = {k:2}: acc[0, 0] = {acc}, in the end {(a @ b)[16, 48]}")
-    tiles = [(0, 44, M, K, 16, k, "A"), (44, 0, K, N, k, 48, "B")]
-    tiles += [(44, 44, M, N, 16, 48, "C")]
+    tiles = [(0, 50, M, K, 16, k, "A"), (50, 0, K, N, k, 48, "B")]
+    tiles += [(50, 50, M, N, 16, 48, "C")]
     for x, y, rows, cols, row, col, name in tiles:
         live = min(16, cols - col), min(16, rows - row)
         box, at = plt.Rectangle, (x + col, y + row)
@@ -77,7 +77,7 @@ for k, axes in zip(range(0, K, 16), movie):
         axes.add_patch(box(at, *live, fc="#3B82C4"))
         axes.add_patch(box((x, y), cols, rows, fill=False, ec="gray"))
         axes.text(x + 2, y + 9, name)
-    axes.set(xlim=(-1, 109), ylim=(77, -1), aspect="equal", title=f"k = {k}")
+    axes.set(xlim=(-1, 115), ylim=(83, -1), aspect="equal", title=f"k = {k}")
     axes.axis("off")
 plt.show()
 
