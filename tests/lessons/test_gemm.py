@@ -45,7 +45,7 @@ def view(rows, cols, layout, dtype, device, fill=math.nan):
 
 
 def normals(rows, cols, layout, dtype, device, seed):
-    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(device)
     inner, _ = view(rows, cols, layout, dtype, device)
     if layout == "row":
         inner[:1] = values[:1].to(dtype)
@@ -276,7 +276,9 @@ def test_eight_bits_on_cuda(lesson, device, dtype, promote):
         a = normals(M, K, "contiguous", dtype, device, 1)
         b = normals(K, N, "transposed", dtype, device, 2)
         assert_right(lesson, a, b, loss=2**-9, promote=promote)
-    a[0, 0] = math.nan
+    values = a.float()
+    values[0, 0] = math.nan
+    a = values.to(dtype)
     assert lesson.gemm(a, b)[0].isnan().all()
 
 
@@ -299,11 +301,12 @@ def test_offsets_beyond_32_bits_on_cuda(lesson, device):
     if torch.cuda.mem_get_info()[0] < 12e9:
         pytest.skip("12 GB of GPU memory are needed")
     room = torch.full((2**32 + 999,), math.nan, dtype=F16, device=device)
-    a = room.as_strided((3, 130), (1, 2**25))  # a step passes 2**31 elements
-    a.copy_(torch.randn(3, 130))
-    b = normals(130, 5, "contiguous", F16, device, 1)
+    a = room.as_strided((3, 128), (1, 2**25))  # a step passes 2**31 elements
+    a.copy_(torch.randn(3, 128, device=device))
+    b = normals(128, 5, "contiguous", F16, device, 1)
     assert_right(lesson, a, b)
     assert_right(lesson, b.t(), a.t())
     out = room.as_strided((3, 5), (2**30, 7), 500)
+    a = a.contiguous()  # out would lie among the bytes of the view
     lesson.gemm(a, b, out=out)
     assert_close(out, a, b)
