@@ -135,7 +135,8 @@ def gemm_kernel(
 #
 # ``"ieee"`` multiplies float32 as a CPU does. Without it, ``tl.dot`` takes TF32
 # on NVIDIA, whose inputs have 10 bits after the point. The tile is large where
-# loads are wide (16 bytes) and most SMs get one, else small, as with ``"ieee"``.
+# loads are wide (16 bytes) and most SMs get one. Otherwise, and for
+# ``"ieee"``, it is small.
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
