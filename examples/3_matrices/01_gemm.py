@@ -13,7 +13,6 @@ in float32, in half precision, and in 8 bits.
 import inspect
 import linecache
 import os
-import re
 
 import matplotlib.pyplot as plt
 import torch
@@ -26,9 +25,9 @@ import triton.language as tl
 
 INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
-gpu = torch.cuda.get_device_properties(DEVICE) if DEVICE == "cuda" else None
+CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else (0, 0)
 results = []
-if not gpu:
+if DEVICE == "cpu":
     print("Left out, no GPU: TF32, bfloat16, 8 bits, compiled sizes, speed")
 
 # %%
@@ -37,12 +36,9 @@ if not gpu:
 #
 # Each of ``M * N`` results is a sum of ``K`` products: ``2 * M * N * K`` FLOP.
 # At least ``(M * K + K * N + M * N) * size`` bytes move. For 4096 cubed in
-# float16 that is over a thousand FLOP per byte, so FLOP are the bound, if each
-# number is used often. A program that owns one result loads two numbers for 2
-# FLOP. One that owns a tile of ``m`` by ``n`` loads ``m + n`` for ``2 * m * n``
-# FLOP. What do all programs load, and how many FLOP per byte is that?
-#
-# .. math:: t \ge \frac{2 \cdot M \cdot N \cdot K}{\mathrm{FLOP/s}}
+# float16 that is over a thousand FLOP per byte: the bound is FLOP over the
+# GPU's rate, if each number is used often. A program that owns a tile of ``m``
+# by ``n`` loads ``m + n`` numbers for ``2 * m * n`` FLOP. Per byte, that is:
 
 
 def gemm_ref(a, b):
@@ -51,23 +47,18 @@ def gemm_ref(a, b):
 
 
 for m, n in ((1, 1), (16, 16), (64, 64), (128, 256), (4096, 4096)):
-    loads = 2 * 4096**3 * (m + n) // (m * n)
-    print(f"tile {m:4} x {n:4}: {loads:15,} bytes, {2 * 4096**3 / loads:6.1f}")
+    print(f"tile {m:4} x {n:4}: {m * n / (m + n):6.1f} FLOP per byte")
 
 # %%
 # Which tiles a program reads
 # ---------------------------
 #
-# Take ``M, N, K = 24, 56, 40`` and tiles of 16. There are 2 rows of 4 output
-# tiles, so 8 programs, each with 3 steps. The last one owns the lower right
-# tile, where every edge cuts through. What does it read?
+# Take ``M, N, K = 24, 56, 40`` and tiles of 16: ``C`` has 2 rows of 4 tiles, so
+# 8 programs run, 3 steps each. What does the last one read?
 
 M, N, K = 24, 56, 40
-a, b = torch.arange(M * K).view(M, K) % 7 - 3, torch.ones(K, N, dtype=int)
 _, movie = plt.subplots(1, 3, figsize=(7, 2.9), layout="constrained")
 for k, axes in zip(range(0, K, 16), movie):
-    acc = (a[16:, : k + 16] @ b[: k + 16, 48:])[0, 0]
-    print(f"k = {k:2}: acc[0, 0] = {acc}, in the end {(a @ b)[16, 48]}")
     tiles = [(0, 50, M, K, 16, k, "A"), (50, 0, K, N, k, 48, "B")]
     tiles += [(50, 50, M, N, 16, 48, "C")]
     for x, y, rows, cols, row, col, name in tiles:
@@ -82,24 +73,21 @@ for k, axes in zip(range(0, K, 16), movie):
 plt.show()
 
 # %%
-# Figure. Three steps of the program that owns the lower right tile of ``C``. A
-# step reads one tile of ``A`` and one of ``B`` (blue). Hatched parts lie out
-# of a matrix: below ``M``, right of ``N`` and, in the last step, past ``K``.
+# Figure. The three steps of the last program: tiles of ``A`` and ``B`` (blue).
+# Hatched parts lie out of a matrix: below ``M``, right of ``N``, past ``K``.
 #
 # The kernel
 # ----------
 #
-# ``tl.dot`` multiplies two tiles and adds to ``acc``, which stays in registers,
-# in float32. Why three masks? ``mask_m`` and ``mask_n`` keep loads and stores
-# off the neighbours. ``mask_k`` does more: positions past ``K`` take part in
-# every sum, so they must be 0, in ``A`` *and* in ``B``: 0 times NaN is NaN.
+# ``tl.dot`` adds a product of tiles to ``acc``, in registers and float32. Why
+# three masks? Those of ``M`` and ``N`` keep loads and stores off neighbours.
+# That of ``K`` does more: positions past ``K`` take part in every sum, so they
+# must be 0, in ``A`` *and* in ``B``: 0 times NaN is NaN.
 
 
 @triton.jit
 def gemm_kernel(
-    a_ptr, b_ptr,
-    c_ptr,
-    M, N, K,
+    a_ptr, b_ptr, c_ptr, M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
     PRECISION: tl.constexpr, PROMOTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -131,18 +119,14 @@ def gemm_kernel(
 # -----------
 #
 # Inputs may have any strides: a transposed view is another pair of numbers.
-# ``out`` must be apart from them, as programs still read when others write.
-#
-# ``"ieee"`` multiplies float32 as a CPU does. Without it, ``tl.dot`` takes TF32
-# on NVIDIA, whose inputs have 10 bits after the point. The tile is large where
-# loads are wide (16 bytes) and most SMs get one. Otherwise, and for
-# ``"ieee"``, it is small.
+# ``out`` must be apart, as programs still read when others write. Without
+# ``"ieee"``, ``tl.dot`` rounds float32 to TF32 on NVIDIA, with 10 bits after
+# the point. The tile is large if loads are 16 bytes wide and most SMs get one.
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-WIDE = [F32, F16] + [BF16] * (not INTERPRET)  # interpreted, it is wrong, and
-DTYPES = WIDE + FP8 * (not INTERPRET)  # so are NaN and subnormals in 8 bits
-NEEDS = {BF16: (8, 0)} | dict.fromkeys(FP8, (8, 9))  # compute capability
+WIDE = [F32, F16] + [BF16] * (CAPABILITY >= (8, 0))
+DTYPES = WIDE + FP8 * (CAPABILITY >= (8, 9))  # none is right interpreted
 
 
 def check(name, t, a, dtypes):
@@ -153,12 +137,9 @@ def check(name, t, a, dtypes):
         raise TypeError(f"{name} has {t.dtype}; supported here: {dtypes}")
     if t.device != a.device:
         raise ValueError(f"{name} is on {t.device}, a is on {a.device}")
-    if t.device.type not in (["cuda", "cpu"] if INTERPRET else ["cuda"]):
+    if not (t.is_cuda or t.is_cpu and INTERPRET):
         raise ValueError(f"{name} is on {t.device}; the kernel runs on cuda")
-    needs = NEEDS.get(t.dtype, (0, 0))
-    if t.is_cuda and torch.cuda.get_device_capability(t.device) < needs:
-        raise TypeError(f"{name}: {t.dtype} needs compute capability {needs}")
-    if t.layout != torch.strided or t.is_neg():
+    if t.layout != torch.strided or t.is_nested or t.is_neg():
         raise ValueError(f"{name} is sparse or a negated view; pass a copy")
     if t.dim() != 2 or max(t.shape) > 2**31 - 512:
         raise ValueError(f"{name} has {t.shape}, not two sizes below 2**31-511")
@@ -191,10 +172,9 @@ def launch(kernel, a, b, c, tile, precision="ieee", promote=None):
     """Start one program for each tile of c."""
     (M, K), N, (BM, BN, BK, warps, stages) = a.shape, b.shape[1], tile
     strides = *a.stride(), *b.stride(), *c.stride()
-    promote = promote if a.itemsize == 1 else None
-    constants = precision, promote, BM, BN, BK
-    run = kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN),)]
+    constants = precision, promote if a.itemsize == 1 else None, BM, BN, BK
     options = dict(num_warps=warps, num_stages=stages)
+    run = kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN),)]
     return run(a, b, c, M, N, K, *strides, *constants, **options)
 
 
@@ -206,8 +186,8 @@ def gemm(a, b, out=None, out_dtype=None, input_precision="ieee", promote=128):
     out: where to write, (M, N), of WIDE, any strides that do not overlap. Else
         a new tensor of out_dtype, by default that of a, for 8 bits float32.
     input_precision: of float32: "ieee", "tf32x3" or "tf32".
-    promote: 8-bit sums go to float32 after 32, 64 or 128 products, or None:
-        never. Only compute capability 9.0 asks.
+    promote: 8-bit sums go to float32 after 32 or 128 products, or None: never;
+        heeded on compute capability 9.0 alone.
     Raises TypeError for a wrong type or dtype, ValueError for the rest.
     """
     check("a", a, a, DTYPES)
@@ -217,8 +197,8 @@ def gemm(a, b, out=None, out_dtype=None, input_precision="ieee", promote=128):
         raise ValueError(f"a has {K} columns, b has {b.shape[0]} rows")
     if input_precision not in ("ieee", "tf32x3", "tf32"):
         raise ValueError(f"input_precision: {input_precision!r} is unknown")
-    if promote not in (None, 32, 64, 128):
-        raise ValueError(f"promote is {promote!r}, not 32, 64, 128 or None")
+    if promote not in (None, 32, 128):
+        raise ValueError(f"promote is {promote!r}, not 32, 128 or None")
     if out is None:
         dtype = out_dtype or (a.dtype if a.dtype in WIDE else F32)
         out = torch.empty(M, N, dtype=dtype, device=a.device)
@@ -227,17 +207,14 @@ def gemm(a, b, out=None, out_dtype=None, input_precision="ieee", promote=128):
         raise ValueError(f"out is {out.shape}, {out.dtype}: not as asked")
     if out.numel() == 0:
         return out  # nothing to launch
-    reach = 0
+    reach, (start, end) = 0, ends(out)
     for stride, n in sorted(zip(out.stride(), out.shape)):
         if n > 1 and stride <= reach:
             raise ValueError(f"out may overlap itself: strides {out.stride()}")
         reach += stride * (n - 1)
-    start, end = ends(out)
     for name, (first, last) in (("a", ends(a)), ("b", ends(b))):
         if K and max(start, first) < min(end, last):
-            raise ValueError(
-                f"out lies among the bytes of {name}; pass another"
-            )
+            raise ValueError(f"out lies among the bytes of {name}; pass a copy")
     with torch.cuda.device_of(a):  # launch where the data is
         tile = pick_tile(a, b, input_precision)
         launch(gemm_kernel, a, b, out, tile, input_precision, promote)
@@ -259,20 +236,11 @@ KINDS = {  # dtype, input_precision, promote, what is lost
     "tf32": (F32, "tf32", 128, 2**-9),
     "float16": (F16, "ieee", 128, 0),
     "bfloat16": (BF16, "ieee", 128, 0),
-    "e4m3,never": (FP8[0], "ieee", None, 2**-9),
-    "e4m3,128": (FP8[0], "ieee", 128, 2**-9),
-    "e4m3,32": (FP8[0], "ieee", 32, 2**-9),
-}
-LAYOUTS = "window", "transposed", "sliced", "stride 0"
+} | {f"e4m3,{n}": (FP8[0], "ieee", n, 2**-9) for n in (None, 128, 32)}
 
 
-def window(rows, cols, dtype, layout="window", fill=torch.nan):
-    """Random numbers in the midst of a buffer."""
-    if layout == "transposed":
-        return window(cols, rows, dtype, fill=fill).t()
-    if layout == "stride 0":
-        return window(1, cols, dtype, fill=fill).expand(rows, cols)
-    step = 1 + (layout == "sliced")
+def window(rows, cols, dtype, step=1, fill=torch.nan):
+    """Random numbers in the midst of a buffer, ``step`` apart."""
     room = torch.full((step * rows + 80, step * cols + 80), fill, device=DEVICE)
     view = room.to(dtype)[8:, 8:][: step * rows : step, : step * cols : step]
     return view.copy_(torch.randn(rows, cols, device=DEVICE))
@@ -288,32 +256,30 @@ def verdict(c, a, b, loss=0):
     inside = torch.where(c.isnan(), 3, torch.where(c == 7, 4, 2))
     view = state.as_strided(c.shape, c.stride(), c.storage_offset())
     view.copy_(inside.where(~right, 1))
-    return state
+    return state.flatten().bincount(minlength=6).tolist()[1:], state
 
 
-kinds, sizes = {}, [(5, 7, 0), (1, 257, 3), (127, 129, 65)]
-for name, (dtype, precision, promote, loss) in KINDS.items():
-    try:
-        for i, (M, N, K) in enumerate(sizes):
-            a = window(M, K, dtype, LAYOUTS[i % 4])
-            b = window(K, N, dtype, LAYOUTS[(i + i // 4) % 4])
-            c = window(M, N, WIDE[i % 2], LAYOUTS[i % 3], fill=7).fill_(7)
-            gemm(a, b, c, None, precision, promote)
-            counts = verdict(c, a, b, loss).flatten().bincount(minlength=6)
-            if counts.tolist()[1:] != [M * N, 0, 0, 0, 0]:
-                raise RuntimeError(f"{name} {M, N, K} is wrong: {counts}")
-        kinds[name] = dtype, precision, promote
-        print(f"{name:12} is right in {len(sizes)} cases")
-    except TypeError as error:
-        print(f"Left out: {name}: {error}")
+kinds, cases = {}, [(5, 7, 0, 1), (1, 257, 3, 2), (127, 129, 65, 1)]
+for name, (dtype, *how, loss) in KINDS.items():
+    if dtype not in DTYPES:
+        print(f"Left out: {name}, this device has no {dtype}")
+        continue
+    kinds[name] = dtype, *how
+    for M, N, K, step in cases:
+        a, b = window(M, K, dtype, step), window(N, K, dtype).t()
+        c = window(M, N, WIDE[step - 1], step, fill=7).fill_(7)
+        gemm(a, b, c, None, *how)
+        counts, _ = verdict(c, a, b, loss)
+        if counts != [M * N, 0, 0, 0, 0]:
+            raise RuntimeError(f"{name} {M, N, K} is wrong: {counts}")
+    print(f"{name:12} is right in {len(cases)} cases")
 
 # %%
 # A mask in the wrong place
 # -------------------------
 #
-# What do mistakes look like? Here texts of the kernel are replaced, and ``C``
-# is 24 by 56, with ``K = 40`` and tiles of 16. ``offs_m % M`` needs no mask
-# when it loads. Does it when it stores?
+# What do mistakes look like? ``C`` is 24 by 56, with ``K = 40`` and tiles of
+# 16. ``offs_m % M`` needs no mask when it loads. Does it when it stores?
 
 
 def changed(edits):
@@ -346,8 +312,7 @@ for i, (title, edits) in enumerate(EDITS.items()):
     a, b = window(24, 40, F32), window(40, 56, F32)
     c = window(24, 56, F32, fill=7).fill_(7)
     launch(changed(edits), a, b, c, (16, 16, 16, 4, 2))
-    state = verdict(c, a, b)
-    counts = state.flatten().bincount(minlength=6).tolist()[1:]
+    counts, state = verdict(c, a, b)
     print(f"{title:12} right, wrong, NaN, missing, around: {counts}")
     axes = plt.gcf().add_subplot(2, 3, i + 1, title=title, xticks=[], yticks=[])
     axes.imshow(state[:48, :80].cpu(), cmap, vmax=5, interpolation="none")
@@ -356,7 +321,7 @@ plt.show()
 
 # %%
 # Figure. ``C`` (framed) and what lies around it. Blue: right. Red: wrong, NaN
-# or written where it must not be. Pale: missing.
+# or written outside. Pale: missing.
 #
 # No mistake gives an error. A square ``C`` hides that ``M`` and ``N`` are
 # swapped. NaN lies past ``K``, so *every* result is lost; zeros there would
@@ -365,69 +330,57 @@ plt.show()
 # How small may a tile be?
 # ------------------------
 
-for name in [name for name in kinds if name in ("float16", "e4m3,32")]:
-    a, b = torch.ones(2, 16, 16, device=DEVICE).to(kinds[name][0])
-    for tile in (8, 8, 8), (16, 16, 16), (1, 1, 16), (1, 1, 32), (64, 64, 32):
+for dtype in [dtype for dtype in (F16, FP8[0]) if dtype in DTYPES]:
+    a, b = torch.ones(2, 16, 16, device=DEVICE).to(dtype)
+    for BLOCK_K in (8, 16, 32):
         c = torch.zeros(16, 16, device=DEVICE)
         try:
-            done = launch(gemm_kernel, a, b, c, (*tile, 4, 1))
-            ptx = done.asm.get("ptx", "") if gpu else ""
-            said = "right " if (c == 16).all() else "WRONG "
-            said += "".join(re.findall(r"\s(w?g?mma\S+m\d\S+)", ptx)[:1])
+            launch(gemm_kernel, a, b, c, (1, 1, BLOCK_K, 4, 1))
+            said = "right" if (c == 16).all() else "WRONG"
         except Exception as error:
             said = str(error.__cause__ or error).splitlines()[-1]
-        print(f"{name:8} tile {tile}: {said}")
+        print(f"{dtype}, tile 1 x 1 x {BLOCK_K}: {said}")
 
 # %%
 # The interpreter takes any size. NVIDIA's compiler wants ``K >= 16``, or 32 for
-# 8 bits, and is content with ``M = N = 1``. The instruction stays as large: 1
-# by 1 costs as much as 16 by 8. From 64 rows on, Hopper has a larger one.
+# 8 bits, and is content with ``M = N = 1``, at the cost of a larger tile.
 #
 # How exact is it?
 # ----------------
 #
-# Numbers are random and normal, results float32. The error is that of all
-# results together, over their norm. Left, inputs are float32, and the error
-# includes their conversion. Right, they are 8-bit numbers already.
+# Numbers are normal, results float32. The error is that of all results, over
+# their norm; 8-bit inputs count as they are, all others before conversion.
 
-ks = [2**e for e in range(4, 17 if gpu else 10)]
-_, panels = plt.subplots(
-    1, 2, figsize=(7, 3.4), sharey=True, layout="constrained"
-)
+ks = [2**e for e in range(4, 17 if DEVICE == "cuda" else 10)]
+_, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for name, (dtype, *how) in kinds.items():
     errors = []
     for k in ks:
-        x = (
-            torch.randn(256, k, device=DEVICE),
-            torch.randn(k, 256, device=DEVICE),
-        )
-        a, b = (t.to(dtype) for t in x)
-        exact = gemm_ref(a, b) if dtype in FP8 else gemm_ref(*x)
+        x = torch.randn(256, k, device=DEVICE)
+        y = torch.randn(k, 256, device=DEVICE)
+        a, b = x.to(dtype), y.to(dtype)
+        exact = gemm_ref(a, b) if dtype in FP8 else gemm_ref(x, y)
         loss = (gemm(a, b, None, F32, *how) - exact).norm() / exact.norm()
         errors += [float(f"{loss:.2e}")]
         row = dict(provider="triton", metric="error", value=errors[-1])
         results.append(row | dict(M=256, N=256, K=k, kind=name))
-    panels[int(dtype in FP8)].loglog(ks, errors, ".-", label=name)
+    axes.loglog(ks, errors, ".--" if dtype in FP8 else ".-", label=name)
     print(f"{name:12}", *(f"{e:.0e}" for e in errors[::2]))
-for axes in panels:
-    axes.set(xlabel="K", ylabel="error")
-    axes.legend(*axes.get_legend_handles_labels())
+axes.set(xlabel="K", ylabel="error")
+axes.legend(bbox_to_anchor=(1, 1))
 plt.show()
 
 # %%
-# Figure. Relative error against ``K``. Left: float32 inputs, as they are or in
-# TF32 or 16 bits. Right: 8-bit inputs, by the number of products after which
-# the sum moves to float32.
+# Figure. Relative error against ``K``. Dashed: 8 bits, by the number of
+# products after which the sum moves to float32.
 #
-# ``ieee`` sums in float32, so it is not exact: at 65536 the error is
-# :measured:`gemm triton metric=error K=65536 kind=ieee`. ``tf32x3`` replaces a
-# product by three of TF32, and adds otherwise:
+# ``ieee`` sums in float32, so it is not exact:
+# :measured:`gemm triton metric=error K=65536 kind=ieee` at 65536. ``tf32x3``
+# takes three products of TF32 for one, and adds otherwise:
 # :measured:`gemm triton metric=error K=65536 kind=tf32x3`. TF32 and 16 bits
-# lose digits of the inputs, at any ``K``.
-#
-# In 8 bits all depends on the sum. Hopper's Tensor Cores keep fewer bits of it
-# than float32, and ``tl.dot`` leaves it at that:
-# :measured:`gemm triton metric=error K=65536 kind=e4m3,never`. With
+# lose digits of the inputs, at any ``K``. Hopper's Tensor Cores keep fewer bits
+# of an 8-bit sum than float32 has, and ``tl.dot`` leaves it at that:
+# :measured:`gemm triton metric=error K=65536 kind=e4m3,None`. With
 # ``max_num_imprecise_acc=128`` parts are added in float32:
 # :measured:`gemm triton metric=error K=65536 kind=e4m3,128`, and with 32
 # :measured:`gemm triton metric=error K=65536 kind=e4m3,32`.
@@ -435,70 +388,56 @@ plt.show()
 # How fast is it?
 # ---------------
 #
-# The peer is cuBLAS, taken in turns with the kernel. The ceiling is the best
-# rate that it reached here with the same kind of numbers; for ``tf32x3`` a
-# third of TF32's. ``B`` lies in columns where 8 bits and TF32 want it.
+# The peer is cuBLAS, taken in turns. The ceiling is its best rate here with the
+# same kind of numbers; for ``tf32x3`` a third of TF32's. 8 bits and TF32 want
+# the columns of ``B`` contiguous, the others have rows.
 
-
-def bench(calls):
-    """All times of each call, in ms, sorted; the calls take turns."""
-    times = {name: [] for name in calls}
-    options = dict(warmup=10, rep=30, return_mode="all")
-    for name in list(calls) * 3:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            calls[name]()
-        times[name] += triton.testing.do_bench(graph.replay, **options)
-    return {name: sorted(ms) for name, ms in times.items()}
-
-
-cases = [(n, "float16", "rows") for n in (1024, 2048, 4096, 4095, 8192)]
-cases += [(4096, "bfloat16", "rows"), (4096, "ieee", "rows")]
-cases += [(4096, k, "columns") for k in kinds if k[:2] in ("tf", "e4")]
-roofs, rows = {}, []
-for n, name, B in [case for case in cases if gpu and case[1] in kinds]:
+cases = [(n, "float16") for n in (1024, 4095, 4096, 8192)]
+cases += [(4096, kind) for kind in kinds if kind != "float16"]
+roofs, shown = {}, []
+for n, name in cases * (DEVICE == "cuda"):
     dtype, *how = kinds[name]
     x, y = torch.randn(2, n, n, device=DEVICE).to(dtype)
-    b = y.t() if B == "columns" else y
+    b = y.t() if dtype in FP8 or "tf32" in name else y
     c = torch.empty(n, n, device=DEVICE, dtype=BF16 if dtype in FP8 else dtype)
-    one, fast = torch.ones((), device=DEVICE), how[1] is None
-    scaled = dict(out_dtype=BF16, use_fast_accum=fast)
+    one = torch.ones((), device=DEVICE)
+    scaled = dict(out_dtype=BF16, use_fast_accum=how[1] is None)
     torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
     calls = {"triton": lambda: gemm(x, b, c, None, *how)}
     if dtype in FP8:
         calls["cublas"] = lambda: torch._scaled_mm(x, b, one, one, **scaled)
     elif name != "tf32x3":
         calls["cublas"] = lambda: torch.mm(x, b, out=c)
-    for call in calls.values():
-        call()
-    case = dict(metric="TFLOP/s", M=n, N=n, K=n, kind=name, B=B)
-    for provider, ms in bench(calls).items():
-        at = (len(ms) * 4 // 5, len(ms) // 2, len(ms) // 5)
-        low, value, high = (2e-9 * n**3 / ms[i] for i in at)
-        print(f"{n} {name:11} B in {B:7} {provider:6} {value:6.1f} TFLOP/s")
-        row = dict(provider=provider, low=low, value=value, high=high)
-        rows += [case | row]
-        if provider == "cublas":
-            roofs[name] = max(value, roofs.get(name, 0))
-    rows += [case | dict(provider="ceiling")]
-if "tf32" in roofs:
-    roofs["tf32x3"] = roofs["tf32"] / 3
-for row in rows:
-    results.append(dict(value=roofs.get(row["kind"])) | row)
+    shown += [dict(metric="TFLOP/s", M=n, N=n, K=n, kind=name)]
+    times = {provider: [] for provider in calls}
+    for provider, call in list(calls.items()) * 3:
+        call()  # compiled before it is captured
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        bench = triton.testing.do_bench
+        times[provider] += bench(graph.replay, 10, 30, return_mode="all")
+    for provider, ms in times.items():
+        rates = [2e-9 * n**3 / sorted(ms)[len(ms) * i // 10] for i in (8, 5, 2)]
+        row = dict(zip(("low", "value", "high"), rates), provider=provider)
+        results.append(shown[-1] | row)
+        print(f"{n} {name:11} {provider:6} {rates[1]:6.1f} TFLOP/s")
+    roofs[name] = max(rates[1], roofs.get(name, 0))
+roofs["tf32x3"] = roofs.get("tf32", 0) / 3
+for case in shown:
+    results.append(case | {"provider": "ceiling", "value": roofs[case["kind"]]})
 
 # %%
-# At 4096 float16 reaches
-# :measured:`gemm triton/cublas metric=TFLOP/s M=4096 kind=float16 B=rows` of
-# cuBLAS, at 1024 :measured:`gemm triton/cublas metric=TFLOP/s M=1024
-# kind=float16`. What is missing, the next lesson finds. At 4095 rows are not
-# aligned to 16 bytes, and each element gets a load of its own:
-# :measured:`gemm triton metric=TFLOP/s M=4095` are left of
-# :measured:`gemm triton metric=TFLOP/s M=4096 kind=float16 B=rows`.
-#
-# ``ieee`` runs on CUDA cores: :measured:`gemm triton metric=TFLOP/s
-# kind=ieee`. ``tf32`` has :measured:`gemm triton metric=TFLOP/s kind=tf32`. In
-# 8 bits, 128 costs speed: :measured:`gemm triton metric=TFLOP/s
-# kind=e4m3,128` after :measured:`gemm triton metric=TFLOP/s kind=e4m3,never`.
+# At 4096 float16 reaches :measured:`gemm triton/cublas metric=TFLOP/s M=4096
+# kind=float16` of cuBLAS, at 1024 :measured:`gemm triton/cublas
+# metric=TFLOP/s M=1024 kind=float16`. What is missing, the next lesson finds.
+# At 4095 rows are not aligned to 16 bytes, each element gets its own load, and
+# :measured:`gemm triton metric=TFLOP/s M=4095` are left of :measured:`gemm
+# triton metric=TFLOP/s M=4096 kind=float16`. ``ieee`` runs on CUDA cores:
+# :measured:`gemm triton metric=TFLOP/s kind=ieee`; ``tf32`` has
+# :measured:`gemm triton metric=TFLOP/s kind=tf32`. In 8 bits, 128 costs speed:
+# :measured:`gemm triton metric=TFLOP/s kind=e4m3,128` after :measured:`gemm
+# triton metric=TFLOP/s kind=e4m3,None`.
 #
 # .. admonition:: Takeaway
 #

@@ -190,7 +190,7 @@ def refusals(x):
     yield (x, x, flat[:6].expand(6, 6)), ValueError, "out may overlap itself: strides (0, 1)"
     yield (x, x, flat.as_strided((6, 6), (5, 1))), ValueError, "out may overlap itself"
     yield (x, x, None, None, "tf16"), ValueError, "input_precision: 'tf16' is unknown"
-    yield (x, x, None, None, "ieee", 100), ValueError, "promote is 100, not 32, 64, 128 or None"
+    yield (x, x, None, None, "ieee", 100), ValueError, "promote is 100, not 32, 128 or None"
     long = x[:1, :1].expand(1, 2**31 - 1)
     yield (x[:, :1], long), ValueError, "b has torch.Size([1, 2147483647])"
 
@@ -221,16 +221,13 @@ def test_an_output_beside_its_inputs(lesson, device):
 def test_what_the_interpreter_would_get_wrong(device, dtype):
     fresh = lesson_code.load.__wrapped__("gemm")
     x = torch.ones(4, 4, device=device).to(dtype)
-    if device == "cuda":
-        if torch.cuda.get_device_capability() >= fresh.NEEDS[dtype]:
-            assert (fresh.gemm(x, x) == 4).all()
-        else:
-            with pytest.raises(TypeError, match="needs compute capability"):
-                fresh.gemm(x, x)
+    if device == "cuda" and torch.cuda.get_device_capability() >= (8, 9 * (dtype in FP8)):
+        assert (fresh.gemm(x, x) == 4).all()
     else:
         with pytest.raises(TypeError, match=f"a has {dtype}; supported here: .*float16"):
             fresh.gemm(x, x)
-        assert fresh.WIDE == [F32, F16]
+    if device == "cpu":
+        assert fresh.WIDE == fresh.DTYPES == [F32, F16]
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["", "-O"])
@@ -258,8 +255,7 @@ def test_masks_in_the_wrong_place(lesson, device, title):
     c = lesson.window(24, 56, F32, fill=7).fill_(7)
     kernel = lesson.changed(lesson.EDITS[title])
     lesson.launch(kernel, a, b, c, (16, 16, 16, 4, 2))
-    counts = lesson.verdict(c, a, b).flatten().bincount(minlength=6).tolist()[1:]
-    assert counts == STATES[title]
+    assert lesson.verdict(c, a, b)[0] == STATES[title]
 
 
 on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -268,9 +264,9 @@ on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)
 @pytest.mark.gpu
 @on_cuda
 @pytest.mark.parametrize("dtype", FP8, ids=str)
-@pytest.mark.parametrize("promote", [None, 32, 64, 128])
+@pytest.mark.parametrize("promote", [None, 32, 128])
 def test_eight_bits_on_cuda(lesson, device, dtype, promote):
-    if torch.cuda.get_device_capability() < lesson.NEEDS[dtype]:
+    if dtype not in lesson.DTYPES:
         pytest.skip("this GPU has no such dtype")
     for M, N, K in [(5, 7, 0), (1, 1, 1), (65, 127, 129), (2048, 2048, 512)]:
         a = normals(M, K, "contiguous", dtype, device, 1)
