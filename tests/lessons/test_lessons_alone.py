@@ -19,7 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
-MAX_LINES = {"attention": 450, "gemm": 457, "measuring": 380}  # else 350
+MAX_LINES = {"attention": 450, "gemm": 458, "measuring": 380}  # else 350
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ROLES = re.compile(r":[\w-]+:`")
