@@ -335,6 +335,44 @@ def norms() -> Iterator[Variant]:
     yield variant("fp32", "", 1, 1, rows=1024, block=1, N=1)
 
 
+def gemm() -> Iterator[Variant]:
+    """Loads go to shared memory by cp.async where they are wide, so no width is named."""
+
+    def variant(kind, tile, b="rows", ragged=False, precision="ieee", promote=None, only="", c=""):
+        one = {"stride_ak", "stride_cn", "stride_bn" if b == "rows" else "stride_bk"}
+        size = "i32" if ragged else "i32:16"
+        arguments = {f"{name}_ptr": f"*{kind}:16" for name in "ab"} | {"c_ptr": f"*{c or kind}:16"}
+        strides = {f"stride_{s}" for s in ("am", "ak", "bk", "bn", "cm", "cn")}
+        arguments |= dict.fromkeys({"M", "N", "K"} | strides - one, size)
+        constants = dict.fromkeys(one, 1) | {"PRECISION": precision, "PROMOTE": promote}
+        constants |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile))
+        options = {"num_warps": tile[3], "num_stages": tile[4]}
+        name = f"{kind} {tile} {b} {'ragged' * ragged} {precision} {promote}"
+        return Variant(name, arguments, constants, options, only=only)
+
+    large, small = (128, 128, 64, 8, 3), (64, 64, 64, 4, 3)
+    yield variant("fp16", small)
+    for kind in ("fp16", "bf16"):
+        for b in ("rows", "columns"):
+            yield variant(kind, (128, 256, 64, 8, 3), b, only="sm_9")
+            yield variant(kind, large, b)
+        yield variant(kind, small, ragged=True)
+        yield variant(kind, small, "columns", only="sm_9")
+    for b in ("rows", "columns"):
+        for ragged in (False, True):
+            for precision in ("ieee", "tf32x3", "tf32"):
+                only = "sm_" * (precision != "ieee")
+                tile = (64, 64, 16, 4, 3)
+                yield variant("fp32", tile, b, ragged, precision, only=only)
+        yield variant("fp32", (128, 128, 32, 8, 3), b, precision="tf32", only="sm_9")
+        yield variant("fp32", (128, 64, 32, 8, 3), b, precision="tf32x3", only="sm_9")
+        for kind in ("fp8e4nv", "fp8e5"):
+            for promote in (None, 32, 128):
+                tile = (128, 128, 128, 8, 3)
+                yield variant(kind, tile, b, False, "ieee", promote, "sm_9", "bf16")
+                yield variant(kind, (64, 64, 128, 4, 3), b, True, "ieee", promote, "sm_9", "fp32")
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
@@ -353,6 +391,7 @@ KERNELS |= {
         | dict.fromkeys(("M", "N", "stride_xn"), "i32")
     )
 }
+KERNELS |= {("gemm", "gemm_kernel"): gemm}
 HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
 
 
