@@ -154,6 +154,15 @@ def test_record_shows_progress_and_skips_what_is_fresh(recorded):
     assert "[1/1] tiny" in recorded.record("tiny", FORCE="1").output
 
 
+def test_a_warning_of_a_package_does_not_say_where_python_lies(site):
+    site.edit(
+        'print("hello', 'print("/opt/py-3/lib/site-packages/torch/x.py:7: slow")\nprint("hello'
+    )
+    assert site.record().returncode == 0
+    outputs = (site.recording() / "outputs.json").read_text("utf-8")
+    assert "    torch/x.py:7: slow" in outputs and "/opt" not in outputs
+
+
 def test_a_lesson_that_raises_keeps_its_old_recording(recorded):
     before = (recorded.recording() / "manifest.json").read_text()
     recorded.edit('print("hello', 'raise RuntimeError("broken on purpose")\nprint("hello')

@@ -21,6 +21,9 @@ from sphinx_gallery import gen_rst
 
 log = logging.getLogger(__name__)
 
+# Where Python's packages lie on the machine of a run: a warning names its file.
+PACKAGES = re.compile(r"/(?:[\w.+-]+/)+(?:site|dist)-packages/")
+
 
 def execute_script(script_blocks, script_vars, gallery_conf, file_conf):
     """Replay the lesson's run, after executing it where there is none to replay."""
@@ -75,7 +78,7 @@ def _execute(lesson, wanted, script_blocks, script_vars, gallery_conf, file_conf
     recordings.write(
         home,
         manifest,
-        [output for block, output in zip(script_blocks, outputs) if block.type == "code"],
+        [PACKAGES.sub("", o) for b, o in zip(script_blocks, outputs) if b.type == "code"],
         [Path(p).with_suffix(".svg") for p in script_vars["image_path_iterator"].paths],
         variables.get("results", []),
         variables.get("excerpts", {}),
