@@ -240,6 +240,11 @@ def test_offsets_beyond_31_bits(lesson, device):
         for dim in (0, 1):
             assert torch.equal(lesson.reduce("sum", view, dim), same.sum(dim))
             assert torch.equal(lesson.reduce("max", view, dim), same.amax(dim))
+    tall = base.as_strided((1026, 3), (2**21, 1))  # one step of 1024 rows passes 2**31
+    tall.copy_(values((1026, 3), torch.int8, device))
+    sums = torch.empty(3, dtype=torch.int64, device=device)
+    lesson.launch("sum", tall, 0, sums, programs=1)
+    assert torch.equal(sums, tall.sum(0))
 
 
 def test_autograd_sees_the_write(lesson, device):
