@@ -207,8 +207,12 @@ def test_constant_rows(lesson, device, N):
         x = torch.full((2, N), value, device=device)
         b = normals(N, torch.float32, device)
         y = lesson.layer_norm(x, None, b)
-        assert (y - b).abs().max().item() <= 2**-19
+        # A GPU divides float32 with an error of two units in the last place.
+        assert (y - b).abs().max().item() <= 2**-18
         assert_normalises(lesson, "rms_norm", x, None, b)
+    for value in (123456789.0, 9876540000.0, -3.3e11):
+        # Compiled, mean(d * d) - slip * slip is negative for some of them.
+        assert bool(lesson.layer_norm(torch.full((2, N), value, device=device)).isfinite().all())
 
 
 def test_a_jump_within_a_row(lesson, device):
