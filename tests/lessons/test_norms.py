@@ -278,6 +278,21 @@ def test_an_integer_as_eps(lesson, device, name):
 
 
 @each_norm
+@pytest.mark.parametrize("M, N", [(3, 40), (40, 3)])
+def test_strides_beyond_32_bits(lesson, device, name, M, N):
+    """In place, in memory that is reserved but hardly touched."""
+    step = 2**30 + 16
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 6e9:
+        pytest.skip("5 GiB of GPU memory are needed")
+    buffer = torch.empty(2 * step + 64, dtype=torch.float16, device=device)
+    x = buffer.as_strided((M, N), (step, 1) if M < N else (1, step))
+    x.copy_(normals((M, N), torch.float16, device))
+    exact = reference(lesson, name, x)
+    assert getattr(lesson, name)(x, eps=1e-5, out=x) is x
+    assert_close(x, exact, x.dtype)
+
+
+@each_norm
 def test_autograd_sees_the_write(lesson, device, name):
     weight = torch.ones(3, 4, device=device, requires_grad=True)
     b = normals((3, 4), torch.float32, device)
