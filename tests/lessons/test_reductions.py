@@ -192,6 +192,9 @@ def test_integers_do_not_overflow(lesson, device, dtype):
             assert sums.dtype == torch.int64 and sums.tolist() == [n * int(largest)] * 2
             top = lesson.reduce("max", view, dim)
             assert top.dtype == dtype and top.tolist() == [largest] * 2
+    least = False if dtype == torch.bool else torch.iinfo(dtype).min
+    x = torch.full((2, 3001), least, device=device, dtype=dtype)
+    assert lesson.reduce("max", x, 1).tolist() == [least] * 2
 
 
 def test_float16_accumulates_in_float32(lesson, device):
@@ -240,6 +243,11 @@ def test_offsets_beyond_31_bits(lesson, device):
         for dim in (0, 1):
             assert torch.equal(lesson.reduce("sum", view, dim), same.sum(dim))
             assert torch.equal(lesson.reduce("max", view, dim), same.amax(dim))
+    tall = base.as_strided((1026, 3), (2**21, 1))  # one step of 1024 rows passes 2**31
+    tall.copy_(values((1026, 3), torch.int8, device))
+    sums = torch.empty(3, dtype=torch.int64, device=device)
+    lesson.launch("sum", tall, 0, sums, programs=1)
+    assert torch.equal(sums, tall.sum(0))
 
 
 def test_autograd_sees_the_write(lesson, device):
@@ -289,8 +297,8 @@ def refusals(x):
     yield (x, 1, out[:, None]), ValueError, "out: torch.Size([17, 1])"
     yield (x, 1, out[:1].expand(17)), ValueError, "out: torch.Size([17]), (0,)"
     yield (x, 1, x[:, 0]), ValueError, "out lies in the memory that x spans"
-    yield (flat[1:1001].view(20, 50), 1, flat[:20]), ValueError, "out lies in the memory"
-    yield (flat[:1000].view(20, 50), 1, flat[980:1000]), ValueError, "out lies in the memory"
+    yield (flat[19:999].view(20, 49), 1, flat[:20]), ValueError, "out lies in the memory"
+    yield (flat[:980].view(20, 49), 1, flat[979:999]), ValueError, "out lies in the memory"
     yield (x[:, 1:], 1, x[:, 0]), ValueError, "out lies in the memory that x spans"
     yield (meta, 0), ValueError, "x: meta, x: meta, not ("
     yield (x, 1, out.to("meta")), ValueError, f"out: meta, x: {x.device}"

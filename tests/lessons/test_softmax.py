@@ -1,6 +1,7 @@
 """softmax: every promise of its docstring, against float64, interpreted and on CUDA."""
 
 import math
+import mmap
 
 import lesson_code
 import pytest
@@ -198,10 +199,48 @@ def test_in_place(lesson, device, M, N, turned):
         assert_right(x, before)
 
 
+@pytest.mark.parametrize("shape", [(3, 5), (1, 1), (9, 100), (600, 1), (2, 40_000)])
+@pytest.mark.parametrize("device", ["interpreter"], indirect=True)
+def test_each_element_is_stored_once(lesson, device, shape, monkeypatch):
+    """In place, a second store would come from a thread that may have loaded results."""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    store, stored = builder.create_masked_store, []
+
+    def spy(ptrs, value, mask, *rest):
+        stored.extend(ptrs.data[mask.data].tolist())
+        return store(ptrs, value, mask, *rest)
+
+    monkeypatch.setattr(builder, "create_masked_store", spy)
+    x = normals(shape, torch.float32, device)
+    for online in (False, True):
+        stored.clear()
+        lesson.launch(x, x, online)
+        assert sorted(stored) == [x.data_ptr() + 4 * i for i in range(x.numel())]
+
+
 def test_broadcast_rows(lesson, device):
     x = normals((1, 300), torch.float32, device).expand(5, 300)
     check(lesson, x)
     check(lesson, normals((5, 1), torch.float32, device).expand(5, 300))
+
+
+@pytest.mark.parametrize("strides", [(4, 2**30), (2**30, 2)])
+@pytest.mark.parametrize("device", ["interpreter"], indirect=True)
+def test_offsets_beyond_32_bits(lesson, device, strides):
+    """In memory that is only promised: a page comes when it is touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE on Linux
+    room = torch.frombuffer(mmap.mmap(-1, 2**33, flags=flags), dtype=torch.float16)
+    values = normals((4, 4), torch.float16, device)
+    wide, out = room.as_strided((4, 4), strides), torch.empty_like(values)
+    for online in (False, True):
+        wide.copy_(values)
+        lesson.launch(wide, out, online)
+        assert_right(out, values)
+        lesson.launch(values, wide.fill_(nan), online)
+        assert_right(wide, values)
+    wide.copy_(values)
+    assert_right(lesson.softmax(wide, out=wide), values)
 
 
 def test_the_switch(lesson, device, monkeypatch):

@@ -245,6 +245,15 @@ def test_in_place(lesson, device):
     assert torch.equal(lesson.bias_add(other, x[0], out=x), want)
 
 
+@pytest.mark.parametrize("starts", [(0, 4095), (4095, 0)])
+def test_one_element_is_shared(lesson, device, starts):
+    """The last of an input and the first of out, or the other way; several programs."""
+    buffer = numbers(8191, torch.float32, device)
+    x, out = (buffer[start : start + 4096].view(64, 64) for start in starts)
+    want = x.clone()
+    assert torch.equal(lesson.copy_2d(x, out=out), want)
+
+
 @settings(max_examples=120, deadline=None)
 @given(op=st.sampled_from(OPS), data=st.data())
 def test_out_among_the_inputs(lesson, device, op, data):
