@@ -291,12 +291,16 @@ def test_large_tiles_on_cuda(lesson, device, dtype):
                 assert_right(lesson, a, right, loss=loss, input_precision=precision)
 
 
-@pytest.mark.gpu
-@on_cuda
-def test_offsets_beyond_32_bits_on_cuda(lesson, device):
-    if torch.cuda.mem_get_info()[0] < 12e9:
+def test_offsets_beyond_32_bits(lesson, device):
+    """A CPU need not have the memory: only the pages that are touched exist."""
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 12e9:
         pytest.skip("12 GB of GPU memory are needed")
-    room = torch.full((2**32 + 999,), math.nan, dtype=F16, device=device)
+    try:
+        room = torch.empty(2**32 + 999, dtype=F16, device=device)
+    except RuntimeError:
+        pytest.skip("8 GiB of addresses are needed")
+    if device == "cuda":
+        room.fill_(math.nan)
     a = room.as_strided((3, 128), (1, 2**25))  # a step passes 2**31 elements
     a.copy_(torch.randn(3, 128, device=device))
     b = normals(128, 5, "contiguous", F16, device, 1)
