@@ -24,6 +24,15 @@ assert out[1003:].isnan().all()
 """
 
 
+COMPILED = """\
+{code}
+
+x = torch.randn(1003)
+assert torch.equal(scale_bias(x, 2.0, 1.0), 2 * x + 1)
+assert torch.equal(compiled(x, 2.0, 1.0), 2 * x + 1)
+"""
+
+
 def python_of(page: str) -> str:
     """The first Python code on a page."""
     fence = r"^```(?:python|{code-block} python)\n(?::[^\n]*\n)*(.*?)^```"
@@ -45,6 +54,11 @@ def run(code: str, folder: Path, **more: str) -> str:
 
 def test_home_page_kernel_adds_and_stays_in_bounds(tmp_path):
     run(HOME.format(kernel=python_of("index.md")), tmp_path, TRITON_INTERPRET="1")
+
+
+def test_three_levels_agree(tmp_path):
+    code = COMPILED.format(code=python_of("concepts/what-is-triton.md"))
+    run(code, tmp_path, TORCH_COMPILE_DISABLE="1")  # it would need a C++ compiler
 
 
 def test_installation_check_prints_what_the_page_says(tmp_path):

@@ -45,6 +45,14 @@ REACHED = {
         ("softmax geomean(triton/torch) metric=GB/s N>=256", 1.5),
         (f"reductions min(triton/triton:read) metric=GB/s {ROW_SUMS}", 0.90),
         (f"reductions min(triton/torch) metric=GB/s {ROW_SUMS}", 1.0),
+        ("strides_2d triton/ceiling metric=GB/s op=copy_2d view=contiguous", 0.97),
+        ("strides_2d triton/ceiling metric=GB/s op=transpose dtype=float32", 0.92),
+        ("strides_2d triton/ceiling metric=GB/s op=transpose dtype=float16", 0.88),
+        ("norms min(triton/ceiling) metric=GB/s dtype=bfloat16 N<16384", 0.95),
+        ("norms min(triton/ceiling) metric=GB/s dtype=bfloat16 N=16384", 0.92),
+        ("norms geomean(triton/torch.compile) metric=GB/s dtype=bfloat16 N<=16384", 1.0),
+        ("norms min(triton/torch.compile) metric=GB/s dtype=bfloat16 N<=16384", 0.95),
+        ("norms geomean(triton/torch) metric=GB/s dtype=bfloat16 N<=16384", 1.5),
     ]
 }
 

@@ -13,7 +13,6 @@ are right for all of them, and see from the strides which will be slow.
 
 import math
 import os
-import re
 
 import matplotlib.pyplot as plt
 import torch
@@ -28,20 +27,20 @@ INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 free = torch.cuda.mem_get_info()[0] if DEVICE == "cuda" else 0
 results = []
-print("" if free else "Left out, no GPU: speed, layouts, offsets beyond 2**31")
+print("" if free else "Left out, no GPU: speed, offsets beyond 2**31")
 
 # %%
 # Where is element (i, j)?
 # ------------------------
 #
-# Memory has one dimension. A *stride* counts the elements from one neighbour to
-# the next, for each dimension of a view:
+# A *stride* counts the elements from one neighbour to the next in memory, for
+# each dimension of a view:
 #
 # .. math:: \mathrm{offset}(i, j) = i \cdot \mathrm{stride}_m
 #           + j \cdot \mathrm{stride}_n
 #
-# Let ``i`` be a column, ``[:, None]``, and ``j`` a row, ``[None, :]``: their
-# sum broadcasts to a block of offsets. This kernel writes the addresses down.
+# Let ``i`` be a column, ``[:, None]``, and ``j`` a row, ``[None, :]``: the sum
+# broadcasts to a block of offsets. This kernel writes the addresses down.
 
 
 @triton.jit
@@ -62,27 +61,25 @@ for ax, name in zip(axes, ["x.t()", "x[1::2, ::3]", "x[4].expand(4, 8)"]):
             alpha = 0.1 + 0.14 * (offset // 8)
             ax.bar(j, 0.9, 0.9, i - 0.45, color="#3B82C4", alpha=alpha)
             ax.text(j, i, offset, size=9, ha="center", va="center")
-    ax.set_title(f"{name}\nstrides {view.stride()}", size=10)
-    ax.set(xlabel="j", ylabel="i", xticks=range(j + 1), yticks=range(i + 1))
-    ax.invert_yaxis()
-    ax.grid(False)
+    ax.set(xticks=range(j + 1), yticks=range(i + 1), ylim=(i + 0.6, -0.6))
+    ax.set(xlabel="j", ylabel="i", title=f"{name}\nstrides {view.stride()}")
 plt.show()
 
 # %%
 # Figure. The offsets that the kernel calculated for three views of one matrix
-# of 6 by 8 float32 elements. A shade is a piece of 32 bytes: a row of ``x.t()``
-# meets all six, and the repeated row is always the same one.
+# of 6 by 8 float32 elements. A shade is a row of ``x``, 32 bytes: a row of
+# ``x.t()`` meets all six, and the repeated row is always the same one.
 #
 # What it must cost
 # -----------------
 #
-# Each element is read and written once: ``2 * M * N * size`` bytes. Copy and
-# transpose do no FLOP, bias-add one an element. So the roof is the copy rate.
+# Each element is read and written once: ``2 * M * N * size`` bytes, and 0 or 1
+# FLOP an element. So the roof is the copy rate.
 
 
 def record(provider, case, moved, call):
     """Time a call that moves so many bytes; keep and return its GB/s."""
-    ms = triton.testing.do_bench(call, quantiles=[0.8, 0.5, 0.2])
+    ms = triton.testing.do_bench(call, 10, 40, quantiles=[0.8, 0.5, 0.2])
     row = dict(zip(("low", "value", "high"), (moved / t / 1e6 for t in ms)))
     results.append(case | row | dict(provider=provider, metric="GB/s"))
     return row["value"]
@@ -100,10 +97,9 @@ if free:
 # ----------
 #
 # A program owns a tile of ``out``. It addresses ``out`` by the strides of
-# ``out`` and ``x`` by those of ``x``, and so copies any view to any view. A
-# transpose is the copy of ``x.t()``. The bias is a view as well:
-# ``bias.expand(M, N)`` has stride 0 along ``i``. Offsets have 64 bits: with a
-# large stride, even one tile spans ``2**31``.
+# ``out`` and ``x`` by those of ``x``, so it copies any view to any view. A
+# transpose is the copy of ``x.t()``. A bias is a view as well, with stride 0
+# along ``i``. Offsets have 64 bits: even a tile may span ``2**31`` elements.
 
 
 @triton.jit
@@ -112,7 +108,7 @@ def tile_kernel(
     stride_xm, stride_xn, stride_bm, stride_bn, stride_om, stride_on,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles_n = (N - 1) // BLOCK_N + 1  # cdiv overflows near 2**31
     pid_m = (tl.program_id(0) // tiles_n).to(tl.int64)
     pid_n = (tl.program_id(0) % tiles_n).to(tl.int64)
     i = (pid_m * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
@@ -134,15 +130,18 @@ def tile_kernel(
 
 
 # %%
-# Which axis is which?
-# --------------------
+# The wrappers
+# ------------
 #
-# The order of the axes is free. The one along which ``out`` has its neighbours
-# comes last. If ``x`` has them along the other one, the tile is square, else a
-# piece of a row. Rows that follow each other without a gap, in both views,
-# become a single one. A narrow matrix gets a tall tile.
+# The order of the axes is free: the one along which ``out`` has its neighbours
+# comes last. If ``x`` has them along the other, the tile is square, else a
+# piece of a row. Rows that follow each other without a gap in both are one.
+# Where inputs lie among the elements of ``out``, a new tensor is written first.
 
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+FLOATS = [torch.float32, torch.float16, torch.float64]
+FLOATS += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
+KINDS = "cuda or cpu" if INTERPRET else "cuda"
 
 
 def launch(x, bias, out, tile=None):
@@ -169,41 +168,18 @@ def launch(x, bias, out, tile=None):
         return tile_kernel[grid](*args, num_warps=8 if turn and even else 4)
 
 
-# %%
-# The wrappers
-# ------------
-#
-# What must they refuse? Above all an ``out`` in which two positions share an
-# element: whose value should it have? An input that lies among the elements of
-# ``out`` would change while others still read it. It is copied first.
-
-FLOATS = [torch.float32, torch.float16, torch.float64]
-FLOATS += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
-KINDS = ["cuda", "cpu"] if INTERPRET else ["cuda"]
-
-
-def meets(a, b):
-    """Whether the memory of a, first to last element, meets that of b."""
-    reach = lambda t: sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
-    gap = (b.data_ptr() - a.data_ptr()) // a.itemsize
-    return -reach(b) <= gap <= reach(a)
-
-
 def check(name, t, x, shape=None):
     """Refuse what the kernel cannot take, as x or beside it."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
-    if t.layout != torch.strided or t.is_neg() or t.is_conj():
-        raise ValueError(f"{name} is sparse or a lazy view; pass a copy")
-    if t.itemsize not in WORDS or t.is_quantized:
-        raise TypeError(f"{name} has {t.dtype}: not 1, 2, 4 or 8 plain bytes")
-    if t.dtype != x.dtype:
-        raise TypeError(f"{name} has {t.dtype}, x has {x.dtype}")
+    if t.layout != torch.strided or t.is_nested or t.is_neg() or t.is_conj():
+        raise ValueError(f"{name} is sparse, nested or lazy; pass a copy")
+    if t.itemsize not in WORDS or t.is_quantized or t.dtype != x.dtype:
+        raise TypeError(f"{name} has {t.dtype}, not the one of x, <= 8 bytes")
     if t.dim() != 2 if shape is None else t.shape != shape:
         raise ValueError(f"{name} has {t.shape}, not {shape or 'two sizes'}")
     if t.device != x.device or t.device.type not in KINDS:
-        needed = f"one device for all, {' or '.join(KINDS)}"
-        raise ValueError(f"{name} is on {t.device}; needed: {needed}")
+        raise ValueError(f"{name} is on {t.device}; needed: one {KINDS} device")
     if t.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient; pass {name}.detach()")
 
@@ -217,10 +193,11 @@ def write(x, bias, out):
     both = math.gcd(s, r) or 1  # i * s == j * r first at i = r // both
     if M * N > 1 and r // both < M and s // both < N:
         raise ValueError("positions of out share an element; pass a new out")
-    if (x.data_ptr(), x.stride()) != (out.data_ptr(), out.stride()):
-        x = x.clone() if meets(x, out) else x
-    if bias is not None and meets(bias, out):
-        bias = bias.clone()
+    same = (x.data_ptr(), x.stride()) == (out.data_ptr(), out.stride())
+    last = lambda t: t[(-1,) * t.dim()].data_ptr()  # of the last element
+    for t in (x,) * (not same) + (bias,) * (bias is not None):
+        if t.data_ptr() <= last(out) and out.data_ptr() <= last(t):
+            x, bias = write(x, bias, None), None
     launch(x, bias, out)
     torch.autograd.graph.increment_version(out)  # autograd saw no write
     return out
@@ -229,10 +206,9 @@ def write(x, bias, out):
 def copy_2d(x, out=None):
     """Return a copy of the matrix ``x``, bit by bit.
 
-    x: any view of two dimensions, also empty, with elements of 1, 2, 4 or 8
-        bytes; on CUDA or, interpreted, on a CPU.
+    x: any view of two dimensions; elements of 1, 2, 4 or 8 bytes; on CUDA.
     out: where to write, alike, without positions that share an element. May be
-        x. If it interleaves with an input, that costs a copy of the input.
+        x. If an input lies among them otherwise, that takes a new tensor.
     Raises TypeError or ValueError before anything is written.
     """
     check("x", x, x)
@@ -259,9 +235,9 @@ def bias_add(x, bias, out=None):
 # Is it right?
 # ------------
 #
-# For every view? Here are eleven, each written into three kinds of ``out``. A
-# copy must be equal, a sum equal to the one in float64, rounded once. Around
-# ``x``, ``bias`` and ``out`` lies NaN, so each slip shows.
+# For every view? Here are eleven, for three kinds of ``out`` and each dtype. On
+# a GPU, where most combinations are compiled anew, it is every eleventh. What
+# counts is float64, rounded once. NaN around the data shows each slip.
 
 OPS = {  # ours, and PyTorch's
     "copy_2d": (copy_2d, lambda x, out: out.copy_(x)),
@@ -270,21 +246,22 @@ OPS = {  # ours, and PyTorch's
 }
 VIEWS = """x x.t() x[::2] x.t()[:,1::3] x[5:,2:66] x[:1].expand(64,67) x[9:9]
 x[:,7:8].expand(75,70) x[3:4] x[:,3:4] x.as_strided((40,28),(1,1))""".split()
-for name, dtype in [(name, dtype) for name in VIEWS for dtype in FLOATS]:
+ROOMS = "(N, 1)", "(1, M)", "(4 * N, 2)"  # strides of out, in a buffer
+combinations = [(v, r, d) for v in VIEWS for r in ROOMS for d in FLOATS]
+for name, strides, dtype in combinations[:: 1 if INTERPRET else 11]:
     room = torch.full((200, 83), torch.nan, dtype=dtype, device=DEVICE)
-    x, bias = room[8:83, 8:75].normal_(), room[99:199, 9].normal_()
+    x = room[8:83, 8:75].normal_()
     view = eval(name)
-    bias = bias[: view.shape[1]]
+    bias = room[99:199, 9].normal_()[: view.shape[1]]
     total = (view.double() + bias.double()).to(dtype)
     for op, want in zip(OPS, (view, view.t(), total)):
-        args, (M, N) = (view, bias)[: 1 + (want is total)], want.shape
-        b = x.new_full((4 * M * N + 9,), torch.nan)
-        rows, columns = b[8:][: M * N].view(M, N), b[1:][: M * N].view(N, M).t()
-        for out in rows, columns, b[: 4 * M * N].view(2 * M, 2 * N)[1::2, ::2]:
-            equal = torch.equal(OPS[op][0](*args, out=out), want)
-            out.fill_(torch.nan)
-            if not equal or not b.isnan().all():
-                raise RuntimeError(f"{op} of {name} is wrong in {dtype}")
+        (M, N), b = want.shape, x.new_full((4 * want.numel() + 9,), torch.nan)
+        out = b.as_strided((M, N), eval(strides), 8)
+        OPS[op][0](*(view, bias)[: 1 + (want is total)], out=out)
+        equal = torch.equal(out, want)
+        out.fill_(torch.nan)
+        if not equal or not b.isnan().all():
+            raise RuntimeError(f"{op} of {name} is wrong in {dtype}")
 print(f"right: {', '.join(OPS)} of {', '.join(VIEWS)}")
 if free > 6e9:
     x = torch.zeros(2**31 + 99, dtype=torch.int8, device=DEVICE)
@@ -295,20 +272,17 @@ if free > 6e9:
 # How fast is it?
 # ---------------
 #
-# Which views will be slow? Memory hands out *sectors* of 32 bytes, whole. 32
-# threads that load 32 float32 neighbours need 4 sectors and want every byte:
-# the access is *coalesced*. With step 2 they need 8 and want half. Counting the
-# sectors that a view touches predicts the most that a copy of it can reach. The
-# speed itself counts the bytes of elements, not of gaps.
+# Which views will be slow? Memory hands out whole pieces, here of 64 bytes. 32
+# threads that load 32 float32 neighbours want every byte: their access is
+# *coalesced*. With step 2 they want half. So count the pieces that a view
+# touches, and predict the most that its copy reaches, in bytes of elements.
 
 views = {"contiguous": (n, 1), "transposed": (1, n), "window": (n + 16, 1)}
 views |= {"odd-window": (n + 1, 1), "even-rows": (2 * n, 1), "one-row": (0, 1)}
 views |= {f"step-{step}": (step * n, step) for step in (2, 4, 8, 16, 32)}
 cases = [("copy_2d", view, torch.float32) for view in views]
-cases += [("copy_2d", "contiguous", torch.float16)]
-for dtype in (torch.float32, torch.float16):
-    cases += [("transpose", "contiguous", dtype)]
-    cases += [("bias_add", v, dtype) for v in ("contiguous", "transposed")]
+rest = "transpose contiguous", "bias_add contiguous", "bias_add transposed"
+cases += [(*names.split(), dtype) for dtype in FLOATS[:2] for names in rest]
 shown = {}
 for op, view, dtype in cases if free else ():
     strides = views[view]
@@ -318,34 +292,29 @@ for op, view, dtype in cases if free else ():
     out, want = x.new_empty(2, n, n)
     ours, eager = OPS[op]
     eager(*args, out=want)
-    torch.compiler.reset()  # compile for this case alone
-    compiled = torch.compile(eager, dynamic=False)
-    case = dict(op=op, view=view, M=n, N=n, bytes=2 * out.nbytes)
-    case["dtype"] = str(dtype)[6:]
+    case = dict(op=op, view=view, M=n, N=n, dtype=str(dtype)[6:])
+    moved = 2 * out.nbytes
     i, j = torch.arange(64)[:, None], torch.arange(n)  # count in 64 rows
     offs = (i * strides[0] + j * strides[1]) * x.itemsize
-    sectors = (offs // 32).unique().numel() * n // 64
-    roof = rate * case["bytes"] / (32 * sectors + out.nbytes)
-    shown[op, view, dtype] = speeds = {"by sectors": roof}
+    pieces = (offs // 64).unique().numel() * n // 64  # in all rows
+    speeds = {"pieces": rate * moved / (64 * pieces + out.nbytes)}
     speeds["ceiling"] = record("ceiling", case, *copied)
-    calls = {"torch": eager, "torch.compile": compiled, "triton": ours}
+    calls = {"torch": eager, "triton": ours}
+    if op != "copy_2d" or view in ("contiguous", "step-2"):
+        torch.compiler.reset()  # compile for this case alone
+        calls["torch.compile"] = torch.compile(eager, dynamic=False)
     for provider, function in calls.items():
         out.fill_(torch.nan)
         call = lambda: function(*args, out=out)
-        try:
-            equal = torch.equal(call(), want)
-        except Exception as error:  # torch.compile may lack a C compiler
-            equal = error
-        if equal is True:
-            speeds[provider] = record(provider, case, case["bytes"], call)
-        else:
-            print(f"Left out: {provider}: {equal}")
-    text = (f"{name} {speed:.0f}" for name, speed in speeds.items())
-    print(f"{op:9} {view:10} {case['dtype']}: ", *text)
-colors = {"by sectors": "#D1495B", "torch": "#7f7f7f", "triton": "#3B82C4"}
-for marker, (name, color) in zip("_os", colors.items()):
+        if not torch.equal(call(), want):
+            raise RuntimeError(f"{provider} is wrong: {case}")
+        speeds[provider] = record(provider, case, moved, call)
+    shown[op, view, dtype] = speeds
+    print(op, view, case["dtype"], {k: round(v) for k, v in speeds.items()})
+colors = {"pieces": "#D1495B", "torch": "#7f7f7f", "triton": "#3B82C4"}
+for marker, name in zip("_os", colors):
     y = [shown["copy_2d", v, torch.float32][name] for v in views if free]
-    plt.plot(list(views)[: len(y)], y, marker, ms=12, color=color, label=name)
+    plt.plot([*views][: len(y)], y, marker, c=colors[name], label=name, ms=9)
 plt.xticks(rotation=40)
 plt.gca().set(ylabel="GB/s", ylim=0)
 plt.legend()
@@ -353,77 +322,57 @@ plt.show()
 
 # %%
 # Figure. Copying views of float32 elements: PyTorch, the kernel, and the most
-# that the copy rate allows for the sectors touched.
+# that the copy rate allows for the pieces touched.
 #
 # The contiguous copy has :measured:`strides_2d triton/ceiling metric=GB/s
-# op=copy_2d view=contiguous dtype=float32` of the copy rate, step 2
-# :measured:`strides_2d triton/ceiling metric=GB/s op=copy_2d view=step-2`. From
-# step 8 on no two elements share a sector:
-# :measured:`strides_2d triton metric=GB/s op=copy_2d view=step-8`.
-#
-# A transpose touches no more sectors than a copy. But who takes which? PyTorch
-# has :measured:`strides_2d torch/ceiling metric=GB/s op=transpose
-# dtype=float32` of the copy rate in float32 and :measured:`strides_2d
-# torch/ceiling metric=GB/s op=transpose dtype=float16` in float16, the tiles
-# :measured:`strides_2d triton/ceiling metric=GB/s op=transpose dtype=float32`
-# and :measured:`strides_2d triton/ceiling metric=GB/s op=transpose
-# dtype=float16`.
+# op=copy_2d view=contiguous` of the copy rate, step 2 :measured:`strides_2d
+# triton/ceiling metric=GB/s op=copy_2d view=step-2`. A transpose touches no
+# more pieces. In float32 and float16, PyTorch has :measured:`strides_2d
+# torch/ceiling metric=GB/s op=transpose dtype=float32`, :measured:`strides_2d
+# torch/ceiling metric=GB/s op=transpose dtype=float16`, the tiles have
+# :measured:`strides_2d triton/ceiling metric=GB/s op=transpose dtype=float32`,
+# :measured:`strides_2d triton/ceiling metric=GB/s op=transpose dtype=float16`.
 #
 # Which tile?
 # -----------
 #
-# A transpose reads along one axis of the tile and writes along the other. The
-# compiler sees on which axis a stride is 1, and deals the tile out to threads
-# twice: once for its loads and once for its stores. In between, they exchange
-# it through shared memory. How long must both sides be?
+# The compiler sees which axis has stride 1 in ``x`` and which in ``out``, so
+# threads load and store neighbours. In between, they exchange the tile in
+# shared memory. Here is the speed of a transpose, in GB/s, by the tile:
 
-sides = [16, 32, 64, 128, 256]
-_, axes = plt.subplots(1, 2, figsize=(7, 3.3), layout="constrained")
-for ax, dtype in zip(axes, (torch.float32, torch.float16)):
-    x = torch.randn(n * (free > 0), n, device=DEVICE).to(dtype)
-    out, most = torch.empty_like(x), 2**15 // dtype.itemsize
-    pairs = [(i, j) for i in range(5) for j in range(5)] if free else ()
-    for i, j in [(i, j) for i, j in pairs if sides[i] * sides[j] <= most]:
-        call = lambda: launch(x.t(), None, out, (sides[i], sides[j]))
-        case = dict(op="tile", BLOCK_M=sides[i], BLOCK_N=sides[j])
-        case["dtype"] = str(dtype)[6:]
-        record("ceiling", case, *copied)
-        speed = record("triton", case, 2 * out.nbytes, call)
-        alpha = min(0.8, (speed / rate) ** 3)
-        ax.bar(j, 0.95, 0.95, i - 0.475, color="#3B82C4", alpha=alpha)
-        ax.text(j, i, f"{speed:.0f}", size=9, ha="center", va="center")
-    ax.set(title=str(dtype)[6:], xlabel="BLOCK_N", ylabel="BLOCK_M")
-    ax.set(xticks=range(5), xticklabels=sides)
-    ax.set(yticks=range(5), yticklabels=sides)
-    ax.grid(False)
-for view in (x.t(), x) if free else ():
-    kernel = launch(view, None, out)
-    print(f"strides {view.stride()}: {kernel.metadata.shared} bytes shared")
-    print(*re.findall(r"sizePer\w+ = .*\]", kernel.asm["ttgir"]), sep="\n")
-plt.show()
+sides = (16, 32, 64, 128)
+for dtype in FLOATS[:2] if free else ():
+    x = torch.randn(n, n, device=DEVICE).to(dtype)
+    out = torch.empty_like(x)
+    print(f"{str(dtype)[6:]} BLOCK_M", *(f"{k:6}" for k in sides), "BLOCK_N")
+    for m in sides:
+        row = []
+        for k in [k for k in sides if m * k * dtype.itemsize <= 2**15]:
+            case = dict(BLOCK_M=m, BLOCK_N=k, dtype=str(dtype)[6:])
+            record("ceiling", case, *copied)
+            call = lambda: launch(x.t(), None, out, (m, k))
+            row += [record("triton", case, 2 * out.nbytes, call)]
+        print(f"{m:15}", *(f"{speed:6.0f}" for speed in row))
+    shared = [launch(v, None, out).metadata.shared for v in (x, x.t())]
+    print("bytes of shared memory for a copy and a transpose:", *shared)
 
 # %%
-# Figure. Transposing 8192 by 8192 elements, by the shape of the tile, in GB/s.
-#
-# Only a tile with long runs on both sides is fast: 64 by 64 float32 elements
-# reach :measured:`strides_2d triton metric=GB/s op=tile BLOCK_M=64 BLOCK_N=64
-# dtype=float32`, 16 by 256 :measured:`strides_2d triton metric=GB/s op=tile
-# BLOCK_M=16 BLOCK_N=256 dtype=float32`. Float16 takes twice the elements for
-# the same bytes: 128 by 128 reach :measured:`strides_2d triton metric=GB/s
-# op=tile BLOCK_M=128 BLOCK_N=128 dtype=float16`. The layouts above show how
-# threads share the tile: along the first axis for one side (``order = [0, 1]``)
-# and along the last for the other. A copy needs no shared memory.
+# Runs must be long on both sides: 64 by 64 float32 elements reach
+# :measured:`strides_2d triton metric=GB/s BLOCK_M=64 BLOCK_N=64 dtype=float32`,
+# 16 by 128 :measured:`strides_2d triton metric=GB/s BLOCK_M=16 BLOCK_N=128
+# dtype=float32`; float16, 128 by 128, :measured:`strides_2d triton metric=GB/s
+# BLOCK_M=128 BLOCK_N=128 dtype=float16`.
 #
 # .. admonition:: Takeaway
 #
-#    Strides say where an element is, and who its neighbours are. Let threads
-#    take neighbours on both sides, in a tile with long enough runs on both.
+#    Strides say where an element is and who its neighbours are. Let threads
+#    take neighbours on both sides.
 #
 # Exercises
 # ---------
 #
-# - Predict the speed of ``copy_2d(x[::2, ::2])`` from its sectors.
-# - Take ``int32`` for ``int64`` in the kernel. Which check notices?
+# - Predict the speed of ``copy_2d(x[::2, ::2])`` by its pieces.
+# - Take ``int32`` for ``int64`` in the kernel. Which check sees it?
 #
 # Reading
 # -------

@@ -29,7 +29,7 @@ import triton.language as tl
 INTERPRET = triton.knobs.runtime.interpret
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 gpu, results, excerpts = DEVICE == "cuda", [], {}
-print("" if gpu else "Left out, no GPU: launches, speed, PTX, bfloat16")
+print("" if gpu else "Left out, no GPU: launches, speed, FMA, bfloat16")
 
 # %%
 # Count first
@@ -50,8 +50,7 @@ def swiglu_ref(gate, up):
 gelu_ref = torch.nn.functional.gelu
 COUNTS = {"scale_bias": (2, 4, 2), "swiglu": (2, 5, 3), "gelu": (1, 2, 2)}
 for op, (k, old, new) in COUNTS.items():
-    gain = f"at most {old / new:.2f} times as fast"
-    print(f"{op:10} {k} -> 1 kernels, {old} -> {new} tensors moved: {gain}")
+    print(f"{op:10} kernels {k} -> 1, tensors {old} -> {new}: {old / new:.2f}x")
 
 # %%
 # ``x * scale`` reads a tensor and writes one, and so does ``+ bias``: 4. Fused
@@ -258,7 +257,7 @@ for call in both:
 #
 # Speed is *effective bandwidth*: the bytes that must move over the time. Who
 # moves twice as much reaches half. A CUDA graph replays each call without the
-# CPU, in turns with the ceiling, a large copy. The profiler counts kernels.
+# CPU, in turns with the ceiling, a copy. PyTorch's profiler counts kernels.
 
 
 def race(op, n, dtype, pair, **case):
@@ -269,7 +268,7 @@ def race(op, n, dtype, pair, **case):
     calls["triton"] = partial(call, out=torch.full_like(args[0], torch.nan))
     moved = (len(args) + 1) * args[0].nbytes
     case |= dict(op=op, N=n, dtype=str(dtype)[6:], bytes=moved)
-    runs, times = {"ceiling": lambda: dst.copy_(src)}, {}
+    runs, times, seen = {"ceiling": lambda: dst.copy_(src)}, {}, []
     for provider, call in calls.items():
         call, graph = partial(call, *args), torch.cuda.CUDAGraph()
         share = exact(call(), ref, args, 1 / 32 if provider == "triton" else 8)
@@ -277,6 +276,7 @@ def race(op, n, dtype, pair, **case):
             call(), torch.cuda.synchronize()
         devices = [str(event.device_type) for event in log.events()]
         found = dict(exact=share, kernels=devices.count("DeviceType.CUDA"))
+        seen.append(f"{found['kernels']}/{share}")
         if n <= 2**20:  # a clock on the wall, while the CPU queues calls
             found["us"] = 1e3 * timeit.timeit(call, number=1000)
         row = case | dict(provider=provider)
@@ -294,6 +294,7 @@ def race(op, n, dtype, pair, **case):
         row = case | dict(zip(("low", "value", "high"), speed))
         results.append(row | dict(provider=provider, metric="GB/s"))
         print(f" {provider} {speed[1]:5.0f}", end="")
+    print("  kernels/exact:", *seen, end="")
 
 
 if gpu:
@@ -336,18 +337,17 @@ plt.show()
 # At ``2**28`` elements Triton has :measured:`fused_elementwise triton/ceiling
 # metric=GB/s op=scale_bias N=2**28 dtype=float32` of the ceiling, PyTorch
 # :measured:`fused_elementwise torch/ceiling metric=GB/s op=scale_bias N=2**28
-# dtype=float32`, as counted. And ``torch.compile``? It makes one kernel of the
-# line, in Triton. From ``2**20`` up, the worst ratio of ours to it is
+# dtype=float32`, as counted. ``torch.compile`` makes one kernel of the line,
+# too, in Triton. From ``2**20`` up, the worst ratio of ours to it is
 # :measured:`fused_elementwise min(triton/torch.compile) metric=GB/s
-# op=scale_bias N>=2**20 dtype=float32`. A tie: leave it to the compiler. In a
-# chain of eight, fusing is worth :measured:`fused_elementwise triton/torch
-# metric=GB/s op=chain K=8`.
+# op=scale_bias N>=2**20 dtype=float32`: a tie. A chain of eight gains
+# :measured:`fused_elementwise triton/torch metric=GB/s op=chain K=8`.
 #
-# With ``2**12`` elements launches count. By the clock on the wall a call takes
-# PyTorch :measured:`fused_elementwise torch metric=us N=2**12`, the compiled
-# function :measured:`fused_elementwise torch.compile metric=us N=2**12`, ours
-# with its checks :measured:`fused_elementwise triton metric=us N=2**12`. A
-# graph leaves only the kernels: ours is :measured:`fused_elementwise
+# By the clock on the wall, ``2**12`` elements take PyTorch
+# :measured:`fused_elementwise torch metric=us N=2**12`, compiled
+# :measured:`fused_elementwise torch.compile metric=us N=2**12`, ours with its
+# checks :measured:`fused_elementwise triton metric=us N=2**12`: the CPU
+# decides. In a graph, without it, ours is :measured:`fused_elementwise
 # triton/torch metric=GB/s N=2**12` as fast.
 #
 # Of 1000 bfloat16 results PyTorch has :measured:`fused_elementwise torch
@@ -355,7 +355,7 @@ plt.show()
 # Triton :measured:`fused_elementwise triton metric=exact op=scale_bias
 # dtype=bfloat16`: it rounds once. SwiGLU in bfloat16 is
 # :measured:`fused_elementwise triton/torch metric=GB/s op=swiglu
-# dtype=bfloat16` as fast; counted was 5 / 3.
+# dtype=bfloat16` as fast as PyTorch's; counted was 5 / 3.
 #
 # Can one beat the compiler? Exact GELU in bfloat16 moves 4 bytes for each
 # ``erf``, which takes more instructions than the GPU can issue meanwhile.

@@ -120,7 +120,7 @@ def reduce_kernel(
         x_ptrs += step
     out = tl.sum(acc, axis=AXIS) if SUM else tl.max(acc, axis=AXIS)
     if not SUM:
-        out += tl.sum(tl.where(acc == acc, 0, acc), axis=AXIS)  # NaN, if any
+        out -= tl.sum(tl.where(acc == acc, 0, acc), axis=AXIS)  # NaN or 0
     tl.store(out_ptr + pid_s * stride_os + offs_k * stride_ok, out, offs_k < K)
 
 

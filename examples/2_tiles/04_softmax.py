@@ -142,15 +142,14 @@ def softmax_kernel(
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     live, rows = (rows < M) | (ROWS == 1), tl.minimum(rows, M - 1)
     cols = tl.arange(0, PIECE).to(tl.int64)[None, :]
-    x_ptrs = x_ptr + rows * stride_xm + cols * stride_xn
-    out_ptrs = out_ptr + rows * stride_om + cols * stride_on
-    LAST: tl.constexpr = (PIECES - 1) * PIECE
-    mask = LAST + cols < N // VECTOR * VECTOR
+    x_ptrs, out_ptrs = x_ptr + rows * stride_xm, out_ptr + rows * stride_om
+    last = (PIECES - 1) * PIECE + cols
+    mask = last < N // VECTOR * VECTOR
     # 2 load
     xs = ()
     for p in tl.static_range(PIECES - 1):
-        xs = xs + (tl.load(x_ptrs + p * PIECE * stride_xn),)
-    xs = xs + (tl.load(x_ptrs + LAST * stride_xn, mask, LOWEST),)
+        xs = xs + (tl.load(x_ptrs + (p * PIECE + cols) * stride_xn),)
+    xs = xs + (tl.load(x_ptrs + last * stride_xn, mask, LOWEST),)
     # 3 maximum
     high = xs[0]
     for p in tl.static_range(1, PIECES):
@@ -164,9 +163,9 @@ def softmax_kernel(
     # 5 normalise and store
     for p in tl.static_range(PIECES - 1):
         y = shifted_exp(xs[p], m, NARROW) * scale
-        tl.store(out_ptrs + p * PIECE * stride_on, y, live)
+        tl.store(out_ptrs + (p * PIECE + cols) * stride_on, y, live)
     y = shifted_exp(xs[PIECES - 1], m, NARROW) * scale
-    tl.store(out_ptrs + LAST * stride_on, y, mask & live)
+    tl.store(out_ptrs + last * stride_on, y, mask & live)
 
 
 # %%
@@ -177,10 +176,9 @@ def softmax_kernel(
 # when a larger one comes, multiply the sum by ``exp(old - new)``. This *online*
 # softmax reads once for maximum and sum, and again to write.
 #
-# A thread has a maximum and a sum for each of its columns, and reduces along
-# ``STEPS`` alone; threads meet after the loop. While a maximum is ``-inf``, the
-# shift is 0, as ``-inf - -inf`` is NaN. The second pass goes backwards, to meet
-# first what was read last. ``evict_last`` asks the caches to keep a line.
+# A thread has its own maximum and sum for each column, along ``STEPS``; threads
+# meet after the loop. While a maximum is ``-inf``, the shift is 0, as
+# ``-inf - -inf`` is NaN. The second pass goes backwards, to what was read last.
 
 
 @triton.jit
@@ -221,8 +219,8 @@ def online_kernel(
 # ----------------------------
 #
 # From a sweep on an H200: 32 bytes in rows of up to 16 KiB, else 128, in pieces
-# of 16. Short rows share a program of 2 KiB. Rows off the 16-byte grid have a
-# load for each element. Above ``LONGEST`` bytes the online kernel takes over.
+# of 16. Short rows share a program of 2 KiB. Above ``LONGEST`` bytes the online
+# kernel takes over.
 
 LONGEST = 131_072
 DTYPES = [torch.float32, torch.float16, torch.float64]
@@ -304,13 +302,12 @@ def softmax(x, out=None):
     common = math.gcd(s, r) or 1
     if M * N > 1 and r // common < M and s // common < N:  # i * s == j * r
         raise ValueError("positions of out share an element; pass a new out")
-    spans = [(t.data_ptr(), t[-1:, -1:].data_ptr()) for t in (x, out)]
-    (a, b), (c, d) = spans  # from first to last element
-    same = a == c and x.stride() == out.stride()
-    if not same and a < d + x.itemsize and c < b + x.itemsize:
+    (a, b), (c, d) = [(t.data_ptr(), t[-1:, -1:].data_ptr()) for t in (x, out)]
+    same, size = (a, x.stride()) == (c, out.stride()), x.itemsize
+    if not same and a < d + size and c < b + size:
         raise ValueError("out and x may overlap; pass a new out")
     with torch.cuda.device_of(x):  # launch where the data is
-        launch(x, out, N * x.itemsize > LONGEST)
+        launch(x, out, N * size > LONGEST)
     torch.autograd.graph.increment_version(out)  # autograd saw no write
     return out
 
@@ -367,7 +364,6 @@ for view in x.t(), x[::2, 1::3], x[:1].expand(64, -1), x[5:9, 6:8]:
 
 
 def measure(call, moved):
-    """GB/s of a call that moves so many bytes: median, 20 % and 80 %."""
     ms = triton.testing.do_bench(call, 10, 60, quantiles=[0.8, 0.5, 0.2])
     return {k: moved / t / 1e6 for k, t in zip(("low", "value", "high"), ms)}
 
@@ -444,8 +440,8 @@ plt.show()
 # :measured:`softmax triton:online metric=GB/s N=32768 dtype=float32`. A row of
 # 65,536 is all of it, and values *spill* to memory:
 # :measured:`softmax triton:block metric=GB/s N=65536 dtype=float32`, online
-# :measured:`softmax triton:online metric=GB/s N=65536 dtype=float32`. Between
-# them, at 49,152, the block still wins; 128 KiB is right for every dtype.
+# :measured:`softmax triton:online metric=GB/s N=65536 dtype=float32`. So the
+# switch is at 128 KiB, in every dtype.
 #
 # One pass or two?
 # ----------------
@@ -485,23 +481,23 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 # A row in registers is read
 # :measured:`softmax triton metric=passes_read N=32768 dtype=float32` times, and
 # at 65,536 the online kernel reads no more than
-# :measured:`softmax triton metric=passes_read N=65536 dtype=float32`: a program
-# on each of 132 SMs makes 33 MiB of rows in work, and L2 holds them until the
-# second pass. At ``2**20`` they are 528 MiB, and it reads
+# :measured:`softmax triton metric=passes_read N=65536 dtype=float32`: on an
+# H200 a program on each of 132 SMs makes 33 MiB of rows in work, and L2 holds
+# them until the second pass. At ``2**20`` they are 528 MiB, and it reads
 # :measured:`softmax triton metric=passes_read N=2**20 dtype=float32`.
 #
 # .. admonition:: Takeaway
 #
 #    Map, load with the neutral element, reduce, reduce, write. Read a row once
-#    while registers hold it; then, once while the cache does.
+#    while registers hold it; then, while the cache does.
 #
 # Exercises
 # ---------
 #
 # - Load with ``other=0``. Which rows are still right, and why?
 # - Write ``log_softmax``. Why not as the logarithm of the result?
-# - Share a row of ``2**20`` between programs: one kernel finds the maximum and
-#   sum of each part, a second one writes. For how many rows at a time?
+# - Share a row of ``2**20``: one kernel finds maximum and sum of each part, one
+#   writes. How many rows at a time still lie in L2?
 #
 # Reading
 # -------

@@ -2,7 +2,9 @@
 
 import functools
 import math
+import re
 
+import compile_only
 import lesson_code
 import pytest
 from hypothesis import example, given, settings
@@ -345,6 +347,22 @@ def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
     code += "lesson_code.load('fused_elementwise').gelu(x)"
     said = "ValueError: x is on cpu; kernels run on cuda"
     assert lesson_code.last_words(code, *flags) == said
+
+
+def test_offsets_are_64_bits_wide():
+    """From the start: a product of 32 bits would wrap before it is widened."""
+    pointers = dict.fromkeys(("x_ptr", "gate_ptr", "up_ptr", "out_ptr"), "*fp32:16")
+    arguments = pointers | {"n": "i64:16", "scale": "fp64", "bias": "fp64"}
+    constants = {"scale_bias": {}, "swiglu": {}, "gelu": {"TANH": False}, "chain": {"K": 1}}
+    jobs = [
+        compile_only.Job(
+            "fused_elementwise", f"{name}_kernel", "sm_90", arguments, {"BLOCK": 1024} | more
+        )
+        for name, more in constants.items()
+    ]
+    for job, report in zip(jobs, compile_only.compile_kernels(jobs)):
+        products = re.findall(r"arith\.muli .*: (?:tensor<.*?x)?(i\d+)", report.asm["ttgir"])
+        assert products and set(products) == {"i64"}, job.kernel
 
 
 on_cuda = pytest.mark.parametrize("device", ["cuda"], indirect=True)

@@ -25,6 +25,8 @@ MAX_LINES = {
     "measuring": 380,
     "reductions": 380,
     "softmax": 510,
+    "strides_2d": 380,
+    "norms": 380,
 }  # else 350
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}

@@ -260,7 +260,7 @@ def refusals(x):
     yield (x, x.t()), ValueError, "out has shape (59, 17)"
     yield (x[:0], x), ValueError, "out has shape (17, 59), not (0, 59) like x"
     yield (meta,), ValueError, "x is on meta; the kernel runs on cuda"
-    yield (x, meta), ValueError, "out is on meta, x is on"
+    yield (x, meta), ValueError, "out is on meta; the kernel runs on cuda"
     yield (x.to_sparse(),), ValueError, "x is sparse or a negated view; pass a copy"
     yield (x.to_sparse_csr(),), ValueError, "x is sparse or a negated view"
     yield (torch._neg_view(x),), ValueError, "x is sparse or a negated view"
