@@ -276,7 +276,9 @@ if free > 6e9:
 # Which views will be slow? Memory hands out whole pieces, here of 64 bytes. 32
 # threads that load 32 float32 neighbours want every byte: their access is
 # *coalesced*. With step 2 they want half. So count the pieces that a view
-# touches, and predict the most that its copy reaches, in bytes of elements.
+# touches, and predict about what its copy can reach, in bytes of elements. Two
+# views are rows of a wider matrix (``window``: 16 columns more, ``odd-window``:
+# one); ``even-rows`` takes every second row, ``one-row`` repeats one.
 
 views = {"contiguous": (n, 1), "transposed": (1, n), "window": (n + 16, 1)}
 views |= {"odd-window": (n + 1, 1), "even-rows": (2 * n, 1), "one-row": (0, 1)}
@@ -322,13 +324,14 @@ plt.legend()
 plt.show()
 
 # %%
-# Figure. Copying views of float32 elements: PyTorch, the kernel, and the most
-# that the copy rate allows for the pieces touched. A name like ``step-4`` says
-# that every fourth element of a row is copied.
+# Figure. Copying views of float32 elements: PyTorch, the kernel, and the
+# rate of a copy for the pieces touched. A name like ``step-4`` says that every
+# fourth element of a row is copied.
 #
 # The contiguous copy has :measured:`strides_2d triton/ceiling metric=GB/s
 # op=copy_2d view=contiguous` of the copy rate, step 2 :measured:`strides_2d
-# triton/ceiling metric=GB/s op=copy_2d view=step-2`. A transpose touches no
+# triton/ceiling metric=GB/s op=copy_2d view=step-2`: it reads twice the bytes
+# and writes the same. A transpose touches no
 # more pieces. In float32 and float16, PyTorch has :measured:`strides_2d
 # torch/ceiling metric=GB/s op=transpose dtype=float32`, :measured:`strides_2d
 # torch/ceiling metric=GB/s op=transpose dtype=float16`, the tiles have
@@ -359,7 +362,7 @@ for dtype in FLOATS[:2] if free else ():
     print("bytes of shared memory for a copy and a transpose:", *shared)
 
 # %%
-# Runs must be long on both sides: 64 by 64 float32 elements reach
+# Runs must be long in loads and in stores: 64 by 64 float32 elements reach
 # :measured:`strides_2d triton metric=GB/s BLOCK_M=64 BLOCK_N=64 dtype=float32`,
 # 16 by 128 :measured:`strides_2d triton metric=GB/s BLOCK_M=16 BLOCK_N=128
 # dtype=float32`; float16, 128 by 128, :measured:`strides_2d triton metric=GB/s
@@ -374,7 +377,8 @@ for dtype in FLOATS[:2] if free else ():
 # ---------
 #
 # - Predict the speed of ``copy_2d(x[::2, ::2])`` by its pieces.
-# - Take ``int32`` for ``int64`` in the kernel. Which check sees it?
+# - Write ``int32`` for ``int64`` in ``tile_kernel``. Which check on a GPU
+#   sees it?
 #
 # Reading
 # -------

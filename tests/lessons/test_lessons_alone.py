@@ -26,7 +26,7 @@ MAX_LINES = {
     "measuring": 380,
     "reductions": 385,
     "softmax": 507,
-    "strides_2d": 385,
+    "strides_2d": 386,
     "norms": 385,
 }  # else 350
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
