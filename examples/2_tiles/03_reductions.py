@@ -220,7 +220,7 @@ def reduce(op, x, dim, out=None):
 # ------------
 #
 # A maximum must be equal. A sum in another order rounds elsewhere; fair is one
-# rounding of the result, and four float32 ones of the sum of all ``abs(x)``.
+# rounding of the result, and four of the accumulator, for all ``abs(x)``.
 
 
 def is_right(op, x, dim, got):
@@ -260,12 +260,14 @@ for warps in (1, 4) if gpu and not torch.version.hip else ():
 # ``shfl.sync.bfly`` is a *shuffle*: a thread gets the sum of one at distance 16
 # in its warp and adds it to its own, then 8, 4, 2, 1. Four warps cannot see
 # each other: each stores its sum in shared memory (``st.shared``), all
-# wait at a barrier (``bar.sync``), and two more shuffles add the four.
+# wait at a barrier (``bar.sync``), and two more shuffles add the four. Then the
+# sum goes back to all threads through shared memory.
 #
 # How fast is it?
 # ---------------
 #
-# First the bound: *read* reads as much and writes one number for each 16 KiB.
+# First the bound: *read* reads ``2**28`` float32 elements, which the *ceiling*
+# copies, and writes one number for each 16 KiB.
 # *Atomic* needs no second stage: its programs add to one place, as they come.
 # But ``(a + b) + c`` may round otherwise than ``a + (b + c)``. So run it often.
 
@@ -354,17 +356,17 @@ plt.show()
 # Figure. Bytes read per second by sums of float32 against the number of columns
 # ``N``: rows left, columns right. Dashed is the kernel that only reads.
 #
-# At worst (widths 256 to ``2**20``) row sums reach :measured:`reductions
-# min(triton/triton:read) metric=GB/s op=sum dim=1 M>1 dtype=float32` of the
-# read rate, :measured:`reductions min(triton/torch) metric=GB/s op=sum dim=1
-# M>1 dtype=float32` of PyTorch and :measured:`reductions
-# min(triton/torch.compile) metric=GB/s op=sum dim=1 M>1 dtype=float32` of its
-# compiler; column sums :measured:`reductions min(triton/torch) metric=GB/s
-# op=sum dim=0 dtype=float32` of PyTorch. One row of ``2**28`` runs at
-# :measured:`reductions triton metric=GB/s N=2**28`, by atomics at
-# :measured:`reductions triton:atomic metric=GB/s N=2**28`. But 100 runs gave
-# :measured:`reductions triton:atomic metric=distinct_sums N=2**28` sums, two
-# stages :measured:`reductions triton metric=distinct_sums N=2**28`.
+# At worst (widths 256 to ``2**20``) float32 row sums reach
+# :measured:`reductions min(triton/triton:read) metric=GB/s op=sum dim=1 M>1
+# dtype=float32` of the read rate, :measured:`reductions min(triton/torch)
+# metric=GB/s op=sum dim=1 M>1 dtype=float32` of PyTorch and
+# :measured:`reductions min(triton/torch.compile) metric=GB/s op=sum dim=1 M>1
+# dtype=float32` of its compiler; column sums :measured:`reductions
+# min(triton/torch) metric=GB/s op=sum dim=0 dtype=float32` of PyTorch. One row
+# of ``2**28`` runs at :measured:`reductions triton metric=GB/s N=2**28`, by
+# atomics at :measured:`reductions triton:atomic metric=GB/s N=2**28`. But 100
+# runs gave :measured:`reductions triton:atomic metric=distinct_sums N=2**28`
+# sums, two stages :measured:`reductions triton metric=distinct_sums N=2**28`.
 #
 # .. admonition:: Takeaway
 #

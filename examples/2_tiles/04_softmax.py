@@ -98,8 +98,9 @@ for top in (1, 88, 89, -120):
     print(f"{top:4}", *(f"{value:8.4f}" for value in x.tolist()))
 
 # %%
-# At 89 it divides infinity by infinity, at -120 zero by zero. After step 3 the
-# largest exponential is 1, and the sum lies between 1 and ``N``.
+# At 89 the first is infinity over infinity, the others are finite over
+# infinity. At -120 all are zero over zero. After step 3 the largest exponential
+# is 1, and the sum lies between 1 and ``N``.
 #
 # The kernel
 # ----------
@@ -425,8 +426,8 @@ for i, ax in enumerate(axes.flat if free else ()):
 plt.show()
 
 # %%
-# Figure. Above, GB/s: two passes over the time. Dotted lines go on where the
-# wrapper changes kernels. Below, registers of a thread in the block kernel, and
+# Figure. Above, GB/s: two passes over the time. Dotted: each kernel alone, on
+# both sides of the switch. Below, registers of a thread in the block kernel, and
 # instructions that spill them.
 #
 # Up to 32,768 columns float32 reaches at least
@@ -443,14 +444,18 @@ plt.show()
 # :measured:`softmax triton:online metric=GB/s N=32768 dtype=float32`. A row of
 # 65,536 is all of it, and values *spill* to memory:
 # :measured:`softmax triton:block metric=GB/s N=65536 dtype=float32`, online
-# :measured:`softmax triton:online metric=GB/s N=65536 dtype=float32`. So the
-# switch is at 128 KiB, in every dtype.
+# :measured:`softmax triton:online metric=GB/s N=65536 dtype=float32`. Between
+# them, at 49,152, the block leads a little. The switch is at 128 KiB, in every
+# dtype: on the safe side of the spills.
 #
 # One pass or two?
 # ----------------
 #
 # The online kernel moves three passes where two count, so it should reach 0.67
-# of the copy rate. Does it? Nsight Compute counts in a child what memory moved.
+# of the copy rate. In float32 it has :measured:`softmax triton/ceiling
+# metric=GB/s N=2**20 dtype=float32` at ``2**20``, but :measured:`softmax
+# triton/ceiling metric=GB/s N=65536 dtype=float32` at 65,536. Why? Nsight
+# Compute counts in a child what memory moved.
 
 HEAD = """import torch, triton, triton.language as tl
 INTERPRET, LOWEST = False, tl.constexpr(-float("inf"))
