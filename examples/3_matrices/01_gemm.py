@@ -73,8 +73,9 @@ for k, axes in zip(range(0, K, 16), movie):
 plt.show()
 
 # %%
-# Figure. The three steps of the last program: tiles of ``A`` and ``B`` (blue).
-# Hatched parts lie out of a matrix: below ``M``, right of ``N``, past ``K``.
+# Figure. The three steps of the last program: tiles of ``A`` and ``B`` that it
+# reads (blue), and the tile of ``C`` that it writes. Hatched parts lie out of a
+# matrix: below ``M``, right of ``N``, past ``K``.
 #
 # The kernel
 # ----------
@@ -120,8 +121,8 @@ def gemm_kernel(
 #
 # Inputs may have any strides: a transposed view is another pair of numbers.
 # ``out`` must be apart, as programs still read when others write. Unless told
-# ``"ieee"``, ``tl.dot`` rounds float32 to TF32 on NVIDIA, with 10 bits after
-# the point. The tile is large if loads are 16 bytes wide and most SMs get one;
+# ``"ieee"``, ``tl.dot`` cuts float32 to TF32 on NVIDIA, with 10 bits after the
+# point. The tile is large if loads are 16 bytes wide and most SMs get one;
 # float32 in ``"ieee"`` keeps a small one.
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -325,7 +326,7 @@ plt.show()
 # or written outside. Pale: missing.
 #
 # No mistake gives an error. A square ``C`` hides that ``M`` and ``N`` are
-# swapped. NaN lies past ``K``, so *every* result is lost; zeros there would
+# swapped. Unmasked, NaN past ``K`` ruins *every* result; zeros there would
 # hide it. ``% M`` pads nothing: rows are stored again, below ``C``.
 #
 # How small may a tile be?
@@ -349,8 +350,9 @@ for dtype in [dtype for dtype in (F16, FP8[0]) if dtype in DTYPES]:
 # How exact is it?
 # ----------------
 #
-# Numbers are normal, results float32. The error is that of all results, over
-# their norm; 8-bit inputs count as they are, all others before conversion.
+# Inputs are drawn from a normal distribution, results are float32. The error is
+# the norm of all differences over that of the exact product: of the converted
+# inputs in 8 bits, else of the inputs before conversion.
 
 ks = [2**e for e in range(4, 17 if DEVICE == "cuda" else 10)]
 _, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -373,11 +375,11 @@ plt.show()
 
 # %%
 # Figure. Relative error against ``K``. Dashed: 8 bits, by the number of
-# products after which the sum moves to float32.
+# products after which the sum moves to float32; ``None`` is never.
 #
 # ``ieee`` sums in float32, so it is not exact:
 # :measured:`gemm triton metric=error K=65536 kind=ieee` at 65536. ``tf32x3``
-# takes three products of TF32 for one, and adds otherwise:
+# takes three products of TF32 for one, and adds in another order:
 # :measured:`gemm triton metric=error K=65536 kind=tf32x3`. TF32 and 16 bits
 # lose digits of the inputs, at any ``K``. Hopper's Tensor Cores keep fewer bits
 # of an 8-bit sum than float32 has, and ``tl.dot`` leaves it at that:
@@ -389,9 +391,8 @@ plt.show()
 # How fast is it?
 # ---------------
 #
-# The peer is cuBLAS, taken in turns. The ceiling is its best rate here with the
-# same kind of numbers; for ``tf32x3`` a third of TF32's. 8 bits and TF32 want
-# the columns of ``B`` contiguous, the others have rows.
+# The peer is cuBLAS, taken in turns. For 8 bits and TF32 the columns of ``B``
+# are contiguous, else its rows.
 
 cases = [(n, "float16") for n in (1024, 4095, 4096, 8192)]
 cases += [(4096, kind) for kind in kinds if kind != "float16"]
@@ -431,26 +432,28 @@ for case in shown:
 # %%
 # At 4096 float16 reaches :measured:`gemm triton/cublas metric=TFLOP/s M=4096
 # kind=float16` of cuBLAS, at 1024 :measured:`gemm triton/cublas
-# metric=TFLOP/s M=1024 kind=float16`. What is missing, the next lesson finds.
-# At 4095 rows are not aligned to 16 bytes, each element gets its own load, and
-# :measured:`gemm triton metric=TFLOP/s M=4095` are left of :measured:`gemm
-# triton metric=TFLOP/s M=4096 kind=float16`. ``ieee`` runs on CUDA cores:
+# metric=TFLOP/s M=1024 kind=float16`, where few programs share the GPU. At 4095
+# rows are not aligned to 16 bytes: each element gets its own load, the tile is
+# small, and :measured:`gemm triton metric=TFLOP/s M=4095` are left of
+# :measured:`gemm triton metric=TFLOP/s M=4096 kind=float16`; cuBLAS falls as
+# well. ``ieee`` runs on CUDA cores:
 # :measured:`gemm triton metric=TFLOP/s kind=ieee`; ``tf32`` has
 # :measured:`gemm triton metric=TFLOP/s kind=tf32`. In 8 bits, 128 costs speed:
-# :measured:`gemm triton metric=TFLOP/s kind=e4m3,128` after :measured:`gemm
-# triton metric=TFLOP/s kind=e4m3,None`.
+# :measured:`gemm triton metric=TFLOP/s kind=e4m3,128` instead of
+# :measured:`gemm triton metric=TFLOP/s kind=e4m3,None`.
 #
 # .. admonition:: Takeaway
 #
 #    A program owns a tile of ``C`` and walks along ``K``. Masks of ``M`` and
 #    ``N`` protect neighbours, the mask of ``K`` protects every sum. Say which
-#    precision you want: the defaults are not exact.
+#    precision you want: the defaults of ``tl.dot`` are not exact.
 #
 # Exercises
 # ---------
 #
 # - Accumulate in float16. From which ``K`` on does a test notice?
-# - Multiply a vector: ``M = 1``. What limits it now, and which share is wasted?
+# - Multiply a vector: ``M = 1``. What limits it now, and which share of the
+#   arithmetic is wasted?
 #
 # Reading
 # -------
