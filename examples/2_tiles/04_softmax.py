@@ -427,8 +427,8 @@ plt.show()
 
 # %%
 # Figure. Above, GB/s: two passes over the time. Dotted: each kernel alone, on
-# both sides of the switch. Below, registers of a thread in the block kernel, and
-# instructions that spill them.
+# both sides of the switch. Below, registers of a thread in the block kernel,
+# and instructions that spill them.
 #
 # Up to 32,768 columns float32 reaches at least
 # :measured:`softmax min(triton/ceiling) metric=GB/s dtype=float32 N<=32768` of
