@@ -383,4 +383,4 @@ for dtype in FLOATS[:2] if free else ():
 # Reading
 # -------
 #
-# - `Views <https://docs.pytorch.org/docs/stable/tensor_view.html>`__
+# - Tensors and views: https://docs.pytorch.org/docs/stable/tensors.html

@@ -335,7 +335,7 @@ plt.show()
 # %%
 # Figure. PyTorch, ``torch.compile``, Triton and a copy (dashed) in float32.
 # Left: effective bandwidth of ``x * scale + bias`` against the number of
-# elements. Right: time of ``K`` multiplications of ``2**26`` elements.
+# elements. Right: time of ``K`` multiplications of 2²⁶ elements.
 #
 # At ``2**28`` elements Triton has :measured:`fused_elementwise triton/ceiling
 # metric=GB/s op=scale_bias N=2**28 dtype=float32` of the ceiling, PyTorch
