@@ -71,12 +71,16 @@ def test_runs_in_the_interpreter(stem, tmp_path):
 @pytest.mark.full
 @each_lesson
 def test_says_the_same_without_asserts(stem, tmp_path):
-    """Checks that are asserts vanish under -O; then fewer errors would be told."""
+    """Checks that are asserts vanish under -O; then fewer errors would be told.
+
+    How large a rounding error is depends on where NumPy's arrays happen to lie.
+    """
     pytest.importorskip("triton")
     (tmp_path / "plain").mkdir()
     (tmp_path / "optimised").mkdir()
     plain, _ = run_alone(stem, tmp_path / "plain")
     optimised, _ = run_alone(stem, tmp_path / "optimised", "-O")
+    plain, optimised = (re.sub(r"\d(\.\d+)?e-\d+", "tiny", said) for said in (plain, optimised))
     assert plain == optimised
 
 
