@@ -71,10 +71,15 @@ class Query:
         ]
 
     def answer(self, results: list[dict]) -> str:
-        """The number as text. Raises QueryError unless exactly one row or pair matches."""
+        """The number as text. Raises QueryError as `value` does."""
+        value = self.value(results)
+        return f"{value:.2f}×" if self.b else quantity(value, self.metric)
+
+    def value(self, results: list[dict]) -> float:
+        """The number. Raises QueryError unless exactly one row or pair matches."""
         rows = self.rows(results, self.a)
         if self.b is None:
-            return quantity(_only(rows)["value"], self.metric)
+            return _only(rows)["value"]
         if self.metric not in UNITS:
             raise QueryError(f"a ratio needs a rate or a time, not {self.metric}")
         others = {_key(row): row for row in self.rows(results, self.b)}
@@ -86,12 +91,10 @@ class Query:
         if not ratios:
             raise QueryError("no row matches")
         if self.how == "min":
-            ratio = min(ratios)
-        elif self.how == "geomean":
-            ratio = math.prod(ratios) ** (1 / len(ratios))
-        else:
-            ratio = _only(ratios)
-        return f"{ratio:.2f}×"
+            return min(ratios)
+        if self.how == "geomean":
+            return math.prod(ratios) ** (1 / len(ratios))
+        return _only(ratios)
 
 
 def quantity(value: float, metric: str) -> str:
