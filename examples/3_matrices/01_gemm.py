@@ -431,16 +431,15 @@ for case in shown:
 
 # %%
 # At 4096 float16 reaches :measured:`gemm triton/cublas metric=TFLOP/s M=4096
-# kind=float16` of cuBLAS, at 1024 :measured:`gemm triton/cublas
-# metric=TFLOP/s M=1024 kind=float16`, where few programs share the GPU. At 4095
-# rows are not aligned to 16 bytes: each element gets its own load, the tile is
-# small, and :measured:`gemm triton metric=TFLOP/s M=4095` are left of
+# kind=float16` of cuBLAS, at 1024 :measured:`gemm triton/cublas metric=TFLOP/s
+# M=1024 kind=float16`, where only the small tile gives most SMs a program. At
+# 4095 rows are not aligned to 16 bytes: each element gets its own load, the
+# tile is small, and :measured:`gemm triton metric=TFLOP/s M=4095` are left of
 # :measured:`gemm triton metric=TFLOP/s M=4096 kind=float16`; cuBLAS falls as
-# well. ``ieee`` runs on CUDA cores:
-# :measured:`gemm triton metric=TFLOP/s kind=ieee`; ``tf32`` has
-# :measured:`gemm triton metric=TFLOP/s kind=tf32`. In 8 bits, 128 costs speed:
-# :measured:`gemm triton metric=TFLOP/s kind=e4m3,128` instead of
-# :measured:`gemm triton metric=TFLOP/s kind=e4m3,None`.
+# well. ``ieee`` runs on CUDA cores: :measured:`gemm triton metric=TFLOP/s
+# kind=ieee`; ``tf32`` has :measured:`gemm triton metric=TFLOP/s kind=tf32`. In
+# 8 bits, 128 costs speed: :measured:`gemm triton metric=TFLOP/s kind=e4m3,128`
+# instead of :measured:`gemm triton metric=TFLOP/s kind=e4m3,None`.
 #
 # .. admonition:: Takeaway
 #
