@@ -31,6 +31,18 @@ MAX_LINES = {
 }  # else 350
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
+ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
+    ("copy", "copy(x)", "x is on cpu; pass x.cuda()"),
+    ("fused_elementwise", "gelu(x)", "x is on cpu; kernels run on cuda"),
+    ("gemm", "gemm(x, x)", "a is on cpu; the kernel runs on cuda"),
+    ("norms", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
+    ("reductions", "reduce('sum', x, 0)", "x: cpu, x: cpu, not ('cuda',)"),
+    ("softmax", "softmax(x)", "x is on cpu; the kernel runs on cuda"),
+    ("strides_2d", "copy_2d(x)", "x is on cpu; needed: one cuda device"),
+    ("strides_2d", "transpose(x)", "x is on cpu; needed: one cuda device"),
+    ("strides_2d", "bias_add(x, x[0])", "x is on cpu; needed: one cuda device"),
+    ("vector_add", "vector_add(x, x)", "x is on cpu; the kernel runs on cuda"),
+]
 ROLES = re.compile(r":[\w-]+:`")
 
 each_lesson = pytest.mark.parametrize("stem", LESSONS)
@@ -66,6 +78,23 @@ def test_runs_in_the_interpreter(stem, tmp_path):
     said, seconds = run_alone(stem, tmp_path)
     assert re.search("^Left out", said, re.MULTILINE), "it must say what it leaves out"
     assert seconds <= 20
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"]], ids=["", "-O"])
+def test_a_cpu_tensor_is_refused_outside_the_interpreter(flags):
+    pytest.importorskip("triton")
+    code = f"""
+import lesson_code, torch
+x, said = torch.ones(3, 3), []
+for stem, call, _ in {ON_CPU}:
+    try:
+        said.append(str(eval("lesson_code.load(stem)." + call)))
+    except ValueError as error:
+        said.append(str(error))
+raise SystemExit(repr(said))
+"""
+    said = ast.literal_eval(lesson_code.last_words(code, *flags))
+    assert said == [message for _, _, message in ON_CPU]
 
 
 @pytest.mark.full

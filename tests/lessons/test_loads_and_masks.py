@@ -2,7 +2,6 @@
 
 import math
 
-import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -12,11 +11,6 @@ pytest.importorskip("triton")
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 SIZES = [0, 1, 2, 15, 16, 17, 511, 512, 513, 1003, 1008, 1023, 1024, 1025, 2047, 2048, 2049, 4099]
-
-
-@pytest.fixture(scope="module")
-def lesson(device):
-    return lesson_code.load("loads_and_masks")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.float32, torch.float64])

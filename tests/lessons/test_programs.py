@@ -1,6 +1,5 @@
 """programs: owners against a reference, tickets, what a kernel receives, who holds an element."""
 
-import lesson_code
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,11 +8,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 SIZES = [0, 1, 2, 7, 8, 9, 31, 37, 127, 128, 129, 1009]
-
-
-@pytest.fixture(scope="module")
-def lesson(device):
-    return lesson_code.load("programs")
 
 
 def fresh(n, device):
