@@ -392,7 +392,6 @@ KERNELS |= {
     )
 }
 KERNELS |= {("gemm", "gemm_kernel"): gemm}
-HELPERS = set()  # (lesson, function) of @triton.jit functions that only kernels call
 
 
 def check(kernel, targets, variants) -> list[Report]:
@@ -427,7 +426,7 @@ def test_all_variants(kernel, target):
 
 def test_every_kernel_is_compiled():
     written = {(stem, name) for stem in lesson_code.find() for name in lesson_code.kernels(stem)}
-    assert written == set(KERNELS) | HELPERS
+    assert written == set(KERNELS)
 
 
 @pytest.mark.parametrize("kind, digits", [("fp32", "f32"), ("bf16", "f32"), ("fp64", "f64")])
