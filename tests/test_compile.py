@@ -224,8 +224,8 @@ def fused_elementwise(kernel, inputs, constants, numbers=()) -> Iterator[Variant
     """A kernel that takes tensors of one kind, with the tile and warps of the wrapper."""
     lesson = lesson_code.load("fused_elementwise")
     for kind, bits in {"bf16": 16, "fp32": 32, "fp16": 16, "fp64": 64}.items():
-        block, warps = lesson.tile(getattr(lesson, kernel), bits // 8)
-        for n, width in ("i32:16", 128), ("i64:16", 128), ("i32", bits):
+        for n, width, many in ("i32:16", 128, 1), ("i64:16", 128, 2**32), ("i32", bits, 2**26):
+            block, warps = lesson.tile(getattr(lesson, kernel), bits // 8, many)
             arguments = dict.fromkeys((*inputs, "out_ptr"), f"*{kind}:16") | {"n": n}
             arguments |= dict.fromkeys(numbers, "fp64")
             for constant in constants:

@@ -116,9 +116,9 @@ def gelu_kernel(x_ptr, out_ptr, n, TANH: tl.constexpr, BLOCK: tl.constexpr):
     WIDE = tl.float64 if BITS == 64 else tl.float32
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + offs, mask=offs < n).to(WIDE)
-    if TANH:  # (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 * u))
-        u = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-        y = x / (1 + tl.exp(-2 * u))
+    if TANH:  # (1 + tanh(v)) / 2 is 1 / (1 + exp2(-u)), u = 2 * log2(e) * v
+        u = x * (2.302208198144325 + 0.1029432395800235 * x * x)
+        y = x / (1 + tl.exp2(-u))
     elif BITS > 16:
         y = 0.5 * x * (1 + tl.erf(0.7071067811865476 * x))
     else:
@@ -147,11 +147,12 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 DTYPES = [d for d in DTYPES if d != torch.bfloat16 or not INTERPRET]  # is wrong
 
 
-def tile(kernel, size):
-    """Elements and warps of a program, for elements of so many bytes."""
+def tile(kernel, size, n):
+    """Elements and warps of a program, for n elements of so many bytes."""
     if kernel is gelu_kernel:  # more arithmetic: 8 elements for each thread
         return 2048 // size, 8 // size
-    return 4096 // size, 8  # 16 bytes for each thread
+    warps = 8 if n * size >= 2**25 else 4  # 16 bytes for each thread
+    return warps * 512 // size, warps
 
 
 def fused(kernel, out, *numbers, **inputs):
@@ -174,7 +175,7 @@ def fused(kernel, out, *numbers, **inputs):
         if 0 < abs(out.data_ptr() - t.data_ptr()) < x.nbytes:
             raise ValueError(f"out overlaps {name} in part; pass a new out")
     if n := x.numel():
-        block, warps = tile(kernel, x.itemsize)
+        block, warps = tile(kernel, x.itemsize, n)
         launch = kernel[(triton.cdiv(n, block),)]
         with torch.cuda.device_of(x):  # launch where the data is
             launch(*inputs.values(), out, n, *numbers, block, num_warps=warps)
