@@ -289,8 +289,8 @@ def race(op, n, dtype, pair, **case):
             call()
         runs[provider] = graph.replay
     print(f"\n{op:10} {n:11,} {case['dtype']:8}", end="")
-    for provider, run in [*runs.items()] * 3:
-        bench = partial(triton.testing.do_bench, warmup=10, rep=20)
+    for provider, run in [*runs.items()] * 8:
+        bench = partial(triton.testing.do_bench, warmup=5, rep=12)
         times.setdefault(provider, []).extend(bench(run, return_mode="all"))
     for provider, ms in times.items():
         size = 8 * len(src) if provider == "ceiling" else moved
