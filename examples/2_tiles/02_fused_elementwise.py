@@ -259,9 +259,8 @@ for call in both:
 #
 # Speed is *effective bandwidth*: the bytes that must move over the time. Who
 # moves twice as much reaches half. A CUDA graph replays each call without the
-# CPU, in turns with the ceiling, a copy. PyTorch's profiler counts
-# kernels, and ``exact`` is how many of 1000 results are the best ones of the
-# dtype.
+# CPU, in turns with the ceiling, a copy. PyTorch's profiler counts kernels, and
+# ``exact`` is how many of 1000 results are the best ones of the dtype.
 
 
 def race(op, n, dtype, pair, **case):
