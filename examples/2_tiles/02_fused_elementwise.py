@@ -341,11 +341,11 @@ plt.show()
 # metric=GB/s op=scale_bias N=2**28 dtype=float32` of the ceiling, PyTorch
 # :measured:`fused_elementwise torch/ceiling metric=GB/s op=scale_bias N=2**28
 # dtype=float32`, as counted. ``torch.compile`` makes one kernel of the line,
-# too, in Triton. From ``2**20`` up, the worst ratio of ours to it is
+# too, in Triton. Over all sizes the ratio of ours to it is
 # :measured:`fused_elementwise min(triton/torch.compile) metric=GB/s
-# op=scale_bias N>=2**20 dtype=float32`, at the smaller sizes; from ``2**24`` up
-# it is :measured:`fused_elementwise min(triton/torch.compile) metric=GB/s
-# op=scale_bias N>=2**24 dtype=float32`, a tie. A chain of eight gains
+# op=scale_bias dtype=float32` at worst and :measured:`fused_elementwise
+# geomean(triton/torch.compile) metric=GB/s op=scale_bias dtype=float32` by
+# geometric mean: a tie. A chain of eight gains
 # :measured:`fused_elementwise triton/torch metric=GB/s op=chain K=8`.
 #
 # By the clock on the wall, ``2**12`` elements take PyTorch
