@@ -1,0 +1,617 @@
+r"""
+Fast matrix product: order, stages, instruction, tile
+=====================================================
+
+You take a kernel that is right and slow, and make it as fast as the vendor's
+library, in steps that have a name. Each step is measured alone.
+
+- Which data does one program own? One tile of ``C``; the order says which.
+- How does it move? Through L2 into shared memory, some steps ahead of its use.
+- What limits the speed? Tensor Cores, if data is there when they want it.
+"""
+
+import functools
+import inspect
+import itertools
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+
+import matplotlib.pyplot as plt
+import torch
+
+if not torch.cuda.is_available() and not os.getenv("TRITON_INTERPRET"):
+    os.environ["TRITON_INTERPRET"] = "1"  # read by import triton
+
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+INTERPRET = triton.knobs.runtime.interpret
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
+CUDA8 = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
+results = []
+if not CUDA8:
+    print("Left out, no GPU from 2020 on: bfloat16, speed, counters, PTX")
+
+# %%
+# What it must cost
+# -----------------
+#
+# The work is fixed: ``2 * M * N * K`` FLOP. How often a number travels is not.
+# A tile of ``m`` by ``n`` asks L2 for ``(m + n) * K`` numbers. What L2 does not
+# hold then comes from memory. The bound is the rate of Tensor Cores. Ceiling on
+# this page: the best rate that cuBLAS reaches in the run.
+
+
+def matmul_ref(a, b):
+    """``a @ b`` in float64."""
+    return a.double() @ b.double()
+
+
+n = 8192
+print(f"{n} cubed, float16: {2 * n**3:,} FLOP, {6 * n * n:,} bytes at least")
+for m in (64, 128, 256):
+    print(f"tiles {m:3} x {m:3}: L2 is asked for {4 * n**3 / m / 1e9:.1f} GB")
+
+# %%
+# Who works at the same time?
+# ---------------------------
+#
+# ``C`` has 81 tiles, and 9 programs run at once. In row order they share one
+# strip of ``A`` but need nine of ``B``. What if they formed a square?
+# ``tile_of`` takes ``GROUP`` rows of tiles and goes through them column by
+# column. It is plain arithmetic: kernels call it, and so does Python.
+
+
+@triton.jit
+def tile_of(pid, rows, cols, GROUP: tl.constexpr):
+    """Row and column of a program's tile; GROUP = 1 is row order."""
+    first = pid // (GROUP * cols) * GROUP
+    height = min(rows - first, GROUP)  # the last group may be lower
+    within = pid % (GROUP * cols)
+    return first + within % height, within // height
+
+
+def strips(rows, cols, group, wave):
+    """For each wave of programs, their tiles' rows and columns."""
+    tiles = [tile_of.fn(pid, rows, cols, group) for pid in range(rows * cols)]
+    waves = [tiles[i : i + wave] for i in range(0, len(tiles), wave)]
+    return [tuple(map(set, zip(*tiles))) for tiles in waves]
+
+
+_, both = plt.subplots(1, 2, figsize=(7, 3.5), layout="constrained")
+for axes, group in zip(both, (1, 3)):
+    rows, cols = strips(9, 9, group, 9)[0]
+    print(f"GROUP {group}: {len(rows)} + {len(cols)} strips of A and B")
+    places = [tile_of.fn(pid, 9, 9, group) for pid in range(81)]
+    boxes = [(x, y, 1, 1, pid < 9, pid) for pid, (y, x) in enumerate(places)]
+    boxes += [(-1.6, y, 1.3, 1, y in rows, "A") for y in range(9)]
+    boxes += [(x, -1.6, 1, 1.3, x in cols, "B") for x in range(9)]
+    for x, y, w, h, on, text in boxes:
+        color = "#3B82C499" if on else "none"
+        axes.add_patch(plt.Rectangle((x, y), w, h, fc=color, ec="gray"))
+        axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", size=8)
+    axes.set(xlim=(-1.8, 9.1), ylim=(9.1, -1.8), aspect="equal")
+    axes.set_title(f"GROUP = {group}")
+    axes.axis("off")
+plt.show()
+
+# %%
+# Figure. Tiles of ``C`` with the numbers of their programs. The first nine and
+# what they read are blue: ten strips in row order, six in groups of three rows.
+#
+# Two kernels
+# -----------
+#
+# The first is the plain kernel with ``tile_of``. It takes any strides, but its
+# threads calculate addresses and masks for each load.
+
+
+@triton.jit
+def matmul_kernel(
+    a_ptr, b_ptr, c_ptr, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid_m, pid_n = tile_of(tl.program_id(0), rows, cols, GROUP)
+    offs_m = pid_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    mask_m, mask_n = offs_m < M, offs_n < N
+    a_ptrs = a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
+    b_ptrs = b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    step = tl.full((), BLOCK_K, tl.int64)  # times a stride, it may pass 2**31
+    for k in range(0, K, BLOCK_K):
+        mask_k = offs_k < K - k
+        a = tl.load(a_ptrs, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=mask_k[:, None] & mask_n[None, :], other=0.0)
+        acc = tl.dot(a, b, acc)
+        a_ptrs += step * stride_ak
+        b_ptrs += step * stride_bk
+    c_ptrs = c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
+    mask_c = mask_m[:, None] & mask_n[None, :]
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_c)
+
+
+# %%
+# The second leaves addresses to the hardware. A *tensor descriptor* holds base,
+# sizes, strides and the shape of a tile. From Hopper on, one thread asks the
+# *Tensor Memory Accelerator* (TMA) for a whole tile. Past the edge that has
+# zeros: no mask. Rows must be contiguous, and begin at multiples of 16 bytes.
+# Their length must be one too: a store fills up the last 16 bytes of a row, in
+# spite of the size in the descriptor. (The interpreter does not show that.)
+
+
+@triton.jit
+def descriptor_kernel(
+    a_desc, b_desc, c_desc, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    pid_m, pid_n = tile_of(tl.program_id(0), rows, cols, GROUP)
+    row, col = pid_m * BLOCK_M, pid_n * BLOCK_N
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        acc = tl.dot(a_desc.load([row, k]), b_desc.load([k, col]), acc)
+    c_desc.store([row, col], acc.to(c_desc.dtype))
+
+
+# %%
+# The wrapper
+# -----------
+#
+# The first kernel takes over without TMA, for matrices that do not suit it, and
+# for ``K = 0``. Which tile is best? Count waves, as a last one that is nearly
+# empty takes as long as a full one. A wave takes the area of a tile times ``K``
+# over the speed of its programs, plus what is outside of the loop: first loads
+# and the store. Programs that share an SM hide that from each other.
+
+F16, BF16 = torch.float16, torch.bfloat16
+DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
+GROUP = 16
+SMALL = 64, 64, 64, 4, 3  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages
+SCATTERED = {(64, 64, 64, 8, 3): (1.0, 0)}  # relative speed, outside, in steps
+POINTED = {(128, 128, 64, 8, 3): (1.0, 60), SMALL: (0.6, 60)}
+DESCRIBED = {(128, 256, 64, 8, 4): (1.0, 250), (128, 128, 64, 4, 3): (0.94, 60)}
+DESCRIBED |= {(64, 128, 64, 4, 6): (0.75, 300), SMALL: (0.5, 60)}
+
+
+@functools.cache
+def traits(device):
+    """Has it TMA? How many SMs? How much shared memory may a program have?"""
+    if device.type == "cpu":  # interpreted
+        return True, 4, 2**18
+    gpu = torch.cuda.get_device_properties(device)
+    shared = getattr(gpu, "shared_memory_per_block_optin", 2**16)
+    tma = gpu.major >= 9 and not torch.version.hip
+    return tma, gpu.multi_processor_count, shared
+
+
+def need(tile):
+    """Bytes of shared memory: for each stage, a tile of A and one of B."""
+    BLOCK_M, BLOCK_N, BLOCK_K, _, stages = tile
+    return stages * (BLOCK_M * BLOCK_K + BLOCK_K * BLOCK_N) * F16.itemsize
+
+
+def suits(t):
+    """Can a descriptor hold it?"""
+    (apart, near), cols = t.stride(), t.shape[1]
+    aligned = ((apart | cols) * t.itemsize | t.data_ptr()) % 16 == 0
+    return aligned and near == 1 and apart >= cols > 0
+
+
+def pick(a, b, c):
+    """The tile, and whether by descriptors."""
+    (M, K), N, (tma, sms, shared) = a.shape, b.shape[1], traits(a.device)
+    tma = tma and suits(a) and suits(b) and suits(c)
+    wide = all(suits(t) or suits(t.t()) for t in (a, b))
+    tiles = DESCRIBED if tma else POINTED if wide else SCATTERED
+
+    def cost(tile):
+        (speed, outside), programs = tiles[tile], triton.cdiv(M, tile[0])
+        waves = triton.cdiv(programs * triton.cdiv(N, tile[1]), sms)
+        return waves * tile[0] * tile[1] * (K / speed + outside)
+
+    return min((t for t in tiles if need(t) + 1024 <= shared), key=cost), tma
+
+
+def launch(a, b, c, tile, described=False, group=GROUP):
+    """Start one program for each tile of c."""
+    (M, K), N, (BM, BN, BK, warps, stages) = a.shape, b.shape[1], tile
+    grid = (triton.cdiv(M, BM) * triton.cdiv(N, BN),)
+    options = dict(BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, GROUP=group)
+    options |= dict(num_warps=warps, num_stages=stages)
+    if not described:
+        strides = *a.stride(), *b.stride(), *c.stride()
+        return matmul_kernel[grid](a, b, c, M, N, K, *strides, **options)
+    boxes = (a, [BM, BK]), (b, [BK, BN]), (c, [BM, BN])
+    descs = [TensorDescriptor(t, t.shape, t.stride(), box) for t, box in boxes]
+    return descriptor_kernel[grid](*descs, M, N, K, **options)
+
+
+def check(name, t, a):
+    """Refuse a tensor that no kernel here can take beside ``a``."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
+    if t.dtype not in DTYPES or t.dtype != a.dtype:
+        raise TypeError(f"{name} has {t.dtype}; all need one dtype of {DTYPES}")
+    if t.device != a.device or not (t.is_cuda or t.is_cpu and INTERPRET):
+        raise ValueError(f"{name} is on {t.device}; all need one cuda device")
+    if t.layout != torch.strided or t.is_nested or t.is_neg():
+        raise ValueError(f"{name} is sparse or a negated view; pass a copy")
+    if t.dim() != 2 or max(t.shape) > 2**31 - 512:
+        raise ValueError(f"{name} has {t.shape}, not two sizes below 2**31-511")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient; pass {name}.detach()")
+
+
+def ends(t):
+    """The address of the first byte, and that after the last."""
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize
+
+
+def matmul(a, b, out=None):
+    """Return ``a @ b``, accumulated in float32, rounded once to its dtype.
+
+    a, b: (M, K) and (K, N), any sizes and strides, on one CUDA device; both
+        float16, or bfloat16 from compute capability 8.0 on. K = 0: zeros.
+        Interpreted: CPU, only float16. Contiguous, aligned rows are fastest.
+    out: where to write, (M, N), of their dtype, any strides that do not
+        overlap, apart from a and b.
+    Raises TypeError for a wrong type or dtype, ValueError for the rest.
+    """
+    check("a", a, a)
+    check("b", b, a)
+    (M, K), N = a.shape, b.shape[1]
+    if b.shape[0] != K:
+        raise ValueError(f"a has {K} columns, b has {b.shape[0]} rows")
+    out = a.new_empty(M, N) if out is None else out
+    check("out", out, a)
+    if out.shape != (M, N):
+        raise ValueError(f"out has {out.shape}, not {(M, N)}")
+    if out.numel() == 0:
+        return out  # nothing to launch
+    (near, n), (far, m) = sorted(zip(out.stride(), out.shape))
+    if n > 1 and near == 0 or m > 1 and far <= near * (n - 1):
+        raise ValueError(f"out may overlap itself: strides {out.stride()}")
+    for name, t in (("a", a), ("b", b)):
+        (start, end), (first, last) = ends(out), ends(t)
+        if K and max(start, first) < min(end, last):
+            raise ValueError(f"out lies among the bytes of {name}; copy {name}")
+    with torch.cuda.device_of(a):  # launch where the data is
+        launch(a, b, out, *pick(a, b, out))
+    torch.autograd.graph.increment_version(out)  # autograd saw no write
+    return out
+
+
+# %%
+# Is it right?
+# ------------
+#
+# Inputs have NaN around, ``out`` lies among 7s. A result may differ from the
+# float64 one by ``K * 2**-23`` of the sum of ``abs(a) * abs(b)``, and by one
+# rounding. Rows begin at 16 bytes, or do not.
+
+
+def window(rows, cols, dtype, odd, fill=torch.nan):
+    """Random numbers amid a buffer of ``fill``."""
+    shape = rows + 16, cols + -cols % 8 + 16 + odd
+    room = torch.full(shape, fill, dtype=dtype, device=DEVICE)
+    random = torch.randn(rows, cols, device=DEVICE)
+    return room[8:-8, 8 : 8 + cols].copy_(random)
+
+
+def is_right(c, a, b):
+    """Was all of c written as it should be, and nothing around it?"""
+    exact, limits = matmul_ref(a, b), torch.finfo(c.dtype)
+    bound = matmul_ref(a.abs(), b.abs()) * a.shape[1] * 2**-23
+    bound += exact.abs() * limits.eps / 2 + limits.tiny * limits.eps
+    right = ((c - exact).abs() <= bound).all()
+    c.fill_(7)
+    return bool(right and (c._base == 7).all())
+
+
+cases = [(0, 5, 3), (5, 7, 0), (1, 1, 1), (127, 129, 65), (199, 304, 72)]
+cases += [(4099, 8200, 520)] * (DEVICE == "cuda")
+for (M, N, K), odd in itertools.product(cases, (0, 1)):
+    for dtype in DTYPES:
+        a, b = window(M, K, dtype, odd), window(K, N, dtype, odd)
+        c = window(M, N, dtype, odd, 7)
+        if not is_right(matmul(a, b, c), a, b):
+            raise RuntimeError(f"{M, N, K, odd, dtype} is wrong")
+    kind = "descriptors" if pick(a, b, c)[1] else "pointers"
+    print(f"{M} x {N} x {K}, {kind}: right")
+
+# %%
+# The steps
+# ---------
+#
+# Each step changes one thing. The first program is small: a tile of 64 by 64 in
+# row order, two warps, and one *stage*: load, wait, multiply. The last step is
+# ``matmul``. All are checked, then replayed in turns from CUDA graphs, on
+# normally distributed numbers.
+
+STEPS = {  # tile, num_warps and num_stages; GROUP
+    "plain": ((64, 64, 64, 2, 1), 1),
+    "order": ((64, 64, 64, 2, 1), GROUP),
+    "stages": ((64, 64, 64, 2, 4), GROUP),
+    "instruction": ((64, 64, 64, 4, 4), GROUP),
+    "tile": ((128, 256, 64, 8, 3), GROUP),
+}
+SIZES = [(n, n, n) for n in (1024, 2048, 4096, 8192)] + [(16384, 8192, 1024)]
+TMA, SMS, SHARED = traits(torch.empty(0, device=DEVICE).device)
+
+
+def record(provider, metric, values, **case):
+    row = dict(zip(("low", "value", "high"), values))
+    results.append(row | dict(provider=provider, metric=metric) | case)
+
+
+def race(calls, copies=1):
+    """Microseconds of each call, measured in turns: 20 %, 50 %, 80 %."""
+    graphs, times = {}, {name: [] for name in calls}
+    for name, call in calls.items():
+        call()  # compiled before it is captured
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            [call() for _ in range(copies)]
+    for name, graph in list(graphs.items()) * 3:
+        ms = triton.testing.do_bench(graph.replay, 10, 30, return_mode="all")
+        times[name] += [1e3 * t / copies for t in ms]
+    return {
+        name: [sorted(us)[len(us) * i // 10] for i in (2, 5, 8)]
+        for name, us in times.items()
+    }
+
+
+def random(M, N, K, dtype=F16):
+    """Two matrices and room for their product."""
+    sizes = (M, K), (K, N), (M, N)
+    return [torch.randn(*size, device=DEVICE).to(dtype) for size in sizes]
+
+
+_, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+roofs, cases = dict.fromkeys(DTYPES, 0), itertools.product(DTYPES, SIZES)
+for dtype, (M, N, K) in cases if CUDA8 else ():
+    a, b, c = random(M, N, K, dtype)
+    calls = {"cublas": lambda: torch.mm(a, b, out=c)}
+    for step, (tile, group) in STEPS.items() if dtype == F16 else ():
+        if need(tile) <= SHARED:
+            run = functools.partial(launch, a, b, c, tile, group=group)
+            calls[f"triton:{step}"] = run
+    calls["triton"] = lambda: matmul(a, b, c)
+    exact = matmul_ref(a[-64:], b)
+    for name, call in calls.items():
+        c.fill_(torch.nan)
+        call()
+        error = (c[-64:] - exact).norm() / exact.norm()
+        if c.isnan().any() or error > torch.finfo(dtype).eps:
+            raise RuntimeError(f"{name} is wrong at {M, N, K}: {error}")
+    print(f"{M} x {N} x {K}, {dtype}, TFLOP/s", end=": ")
+    rates, case = {}, dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
+    for name, us in race(calls).items():
+        low, rates[name], high = (2e-6 * M * N * K / t for t in us[::-1])
+        record(name, "TFLOP/s", (low, rates[name], high), **case)
+        print(f"{name.split(':')[-1]} {rates[name]:.0f}", end="  ")
+    print()
+    roofs[dtype] = max(roofs[dtype], peer := rates.pop("cublas"))
+    if dtype == F16:
+        steps = [name.split(":")[-1] for name in rates]
+        shares = [rate / peer for rate in rates.values()]
+        axes.plot(steps, shares, "o-", label=f"{M} x {N} x {K}")
+for dtype, (M, N, K) in itertools.product(DTYPES, SIZES) if CUDA8 else ():
+    case = dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
+    record("ceiling", "TFLOP/s", [roofs[dtype]] * 3, **case)
+for line, alpha in zip(axes.lines, (0.2, 0.4, 0.6, 0.8, 1)):
+    line.set(color="#3B82C4", alpha=alpha)
+axes.axhline(1, color="#C9731E", label="cublas")
+axes.set(ylabel="speed / cuBLAS")
+axes.legend(fontsize=8)
+plt.show()
+
+# %%
+# Figure. Speed after each step, over that of cuBLAS, in float16.
+#
+# Order, counted
+# --------------
+#
+# When does order matter? Take a long ``B``: 128 tiles of 256 columns. The model
+# is ``strips``: a program on each SM, and what a wave has in common comes from
+# memory once. Nsight Compute, if there is one, counts the bytes that SMs got
+# from L2, and those that came from memory.
+
+M, N, K = 4096, 32768, 4096
+GROUPS = 1, 2, 4, 8, 16, 32
+CHILD = """import torch, triton, triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+a, b, c = (torch.ones(size, device="cuda").half() for size in {sizes})
+GROUP = 16
+{code}
+for group in {GROUPS}:
+    with torch.cuda.profiler.profile():
+        launch(a, b, c, *{how}, group=group)"""
+METRICS = {"l1tex__m_xbar2l1tex_read_bytes.sum": "ncu_asked"}
+METRICS |= {"dram__bytes_read.sum": "ncu_fetched"}
+command = "ncu --profile-from-start off --clock-control none --print-units base"
+command += f" --csv --metrics {','.join(METRICS)} '{sys.executable}' "
+counts, times, said = {}, {}, ""
+if CUDA8:
+    a, b, c = random(M, N, K)
+    how = pick(a, b, c)
+    run = functools.partial(launch, a, b, c, *how)
+    times = race({g: functools.partial(run, group=g) for g in GROUPS})
+    parts = tile_of.fn, matmul_kernel.fn, descriptor_kernel.fn, launch
+    text = dict(code="\n".join(map(inspect.getsource, parts)), how=how)
+    text |= dict(sizes=[(M, K), (K, N), (M, N)], GROUPS=GROUPS)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        print(CHILD.format(**text), file=file, flush=True)
+        said = subprocess.getoutput(command + file.name)
+for group in times:
+    rows, cols = M // how[0][0], N // how[0][1]
+    waves = strips(rows, cols, group, SMS)
+    read = sum(len(y) * M / rows + len(x) * N / cols for y, x in waves)
+    counts[group] = dict(asked=cols * M + rows * N, fetched=read)
+    counts[group] = {k: n * K * 2 / 1e9 for k, n in counts[group].items()}
+for line in [s for s in said.splitlines() if s.count('","') > 8]:
+    number, *_, metric, _, value = line.strip('"').split('","')
+    if metric in METRICS and "n/a" not in value:
+        value = float(value.replace(",", "")) / 1e9
+        counts[GROUPS[int(number)]][METRICS[metric]] = value
+for group, row in counts.items():
+    record("triton", "us", times[group], GROUP=group)
+    print(f"GROUP {group:2}: {times[group][1]:5.0f} us", end="")
+    for name, value in row.items():
+        record("triton", name, [round(value, 2)] * 3, GROUP=group)
+        print(f", {name} {value:.2f} GB", end="")
+    print("" if "ncu_asked" in row else "; left out: Nsight Compute")
+
+# %%
+# At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With 8
+# it is 8 rows of 16, with 16 it is nearly a square. The model is right: memory
+# delivers :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB instead of
+# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB. The time falls from
+# :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
+# metric=us GROUP=16`.
+#
+# Stages, and where they do nothing
+# ---------------------------------
+#
+# With ``num_stages = s`` loads of later steps run while this step multiplies.
+# Each step under way needs room in shared memory. So the compiler should take
+# ``s * (BLOCK_M * BLOCK_K + BLOCK_K * BLOCK_N) * size`` bytes. Does it? And
+# what do stages do for a vector addition, where no step follows?
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, mask=offs < n)
+    y = tl.load(y_ptr + offs, mask=offs < n)
+    tl.store(out_ptr + offs, x + y, mask=offs < n)
+
+
+n, side = (2**26, 4096) if CUDA8 else (1003, 8)
+a, b, c = random(side, side, side)
+x, y, out = torch.randn(3, n, device=DEVICE)
+add = functools.partial(add_kernel[(triton.cdiv(n, 512),)], x, y, out, n, 512)
+calls, codes = {}, set()
+for stages in range(1, 6):
+    tile = 128, 128, 64, 8, stages
+    calls["add", stages] = functools.partial(add, num_stages=stages)
+    if CUDA8 and need(tile) <= SHARED:
+        calls["product", stages] = functools.partial(launch, a, b, c, tile)
+        record("triton", "counted", [need(tile)] * 3, stages=stages)
+for (op, stages), call in calls.items():
+    out.fill_(torch.nan)
+    kernel = call()
+    if op == "add" and not torch.equal(out, x + y):
+        raise RuntimeError(f"the addition is wrong with {stages} stages")
+    if CUDA8:
+        codes |= {kernel.asm.get("ptx")} if op == "add" else set()
+        size = [kernel.metadata.shared] * 3
+        record("triton", "shared", size, op=op, stages=stages)
+for (op, stages), us in race(calls if CUDA8 else {}).items():
+    case = dict(op=op, stages=stages)
+    record("triton", "us", us, **case)
+    found = [r["value"] for r in results if r == r | case][:1]
+    counted = need((128, 128, 64, 8, stages)) if op == "product" else 0
+    print(f"{op:7} {stages} stages: {us[1]:6.1f} us, shared memory:", end=" ")
+    print(f"counted {counted:7,} bytes, compiled {found[0]:7,}")
+print(f"Different codes of the addition: {len(codes)}" if CUDA8 else "")
+
+# %%
+# One stage: :measured:`gemm_fast triton metric=us op=product stages=1`, four:
+# :measured:`gemm_fast triton metric=us op=product stages=4`. The addition loads
+# once and has no next step, so its code is the same with any number. There,
+# other programs of the SM hide the waiting.
+#
+# Which instruction, which tile?
+# ------------------------------
+#
+# ``tl.dot`` names no instruction. The compiler picks one by tile and warps, and
+# its PTX tells which. ``mma.sync`` is done by one warp, which first brings both
+# operands into registers. Hopper's ``wgmma.mma_async`` is done by four warps,
+# reads shared memory, and goes on while they do something else.
+
+HEIGHTS, WIDTHS = (32, 64, 128, 256), (64, 128, 256)
+MMA = r"\b(wgmma|mma\.sync|tcgen05\.mma)[.\w:]*?(m\d+n\d+k\d+|kind)"
+calls, said = {}, {}
+for warps, BM, BN in itertools.product((4, 8), HEIGHTS, WIDTHS):
+    tile = BM, BN, 64, warps, 3
+    if CUDA8 and need(tile) + 1024 <= SHARED:
+        calls[tile] = functools.partial(launch, a, b, c, tile, TMA)
+        kernel = calls[tile]()
+        found = re.search(MMA, kernel.asm.get("ptx", ""))
+        said[tile] = [*found.groups()] if found else []
+        said[tile] += [f"{kernel.n_spills} spilled"] * (kernel.n_spills > 0)
+_, panels = plt.subplots(1, 2, figsize=(7, 4.4), layout="constrained")
+for tile, us in race(calls).items():
+    (BM, BN, _, warps, _), axes = tile, panels[tile[3] // 8]
+    rates = [2e-6 * 4096**3 / t for t in us[::-1]]
+    case = dict(BLOCK_M=BM, BLOCK_N=BN, num_warps=warps)
+    record("triton", "TFLOP/s", rates, note=" ".join(said[tile]), **case)
+    record("ceiling", "TFLOP/s", [roofs[F16]] * 3, **case)
+    x, y = WIDTHS.index(BN), HEIGHTS.index(BM)
+    color = "#3B82C4" if "wgmma" in said[tile] else "#2A9070"
+    alpha = min(1, rates[1] / roofs[F16]) / 2
+    axes.bar(x, 0.95, 0.95, y, color=color, alpha=alpha)
+    words = "\n".join([*said[tile], f"{rates[1]:.0f}"])
+    axes.text(x, y + 0.5, words, ha="center", va="center", size=8)
+for axes, warps in zip(panels, (4, 8)):
+    axes.set(title=f"num_warps = {warps}", xlabel="BLOCK_N", ylabel="BLOCK_M")
+    axes.set(xlim=(-0.5, 2.5), ylim=(4, 0))
+    axes.set_xticks(range(3), WIDTHS)
+    axes.set_yticks([0.5, 1.5, 2.5, 3.5], HEIGHTS)
+    axes.grid(False)
+plt.show()
+
+# %%
+# Figure. Matrix instruction and TFLOP/s of each tile, at 4096 cubed in float16
+# with three stages. Blue: ``wgmma``. Green: another. No cell: it does not fit.
+#
+# What a launch costs
+# -------------------
+#
+# 1024 cubed takes a few microseconds. Which clock sees them? From Python, each
+# call is checked, described and launched. A graph skips Python. In a graph of
+# 50 copies, a launch overlaps with the copy before, and L2 holds all matrices.
+
+a, b, c = random(*(1024,) * 3 if CUDA8 else (8,) * 3)
+calls = {"cublas": lambda: torch.mm(a, b, out=c)}
+calls["triton"] = lambda: matmul(a, b, c)
+for name, call in calls.items() if CUDA8 else ():
+    clocks = {f"graph_{n}": race({name: call}, n)[name] for n in (1, 50)}
+    start = time.perf_counter()
+    [call() for _ in range(1000)]
+    torch.cuda.synchronize()
+    clocks["python"] = [1e3 * (time.perf_counter() - start)] * 3
+    for clock, us in clocks.items():
+        record(name, "us", us, M=1024, clock=clock)
+        print(f"{name} {clock:8}: {us[1]:5.1f} us")
+
+# %%
+# .. admonition:: Takeaway
+#
+#    Order decides what memory must deliver, stages what is under way, the tile
+#    which instruction runs and how often a number is used. Turn one at a time.
+#
+# Exercises
+# ---------
+#
+# - Walk the columns of a group in turns down and up. Does the model fetch less?
+# - Give a transposed ``b`` a descriptor: describe ``b.t()``, turn the tile.
+# - Let a program per SM take one tile after another. At which size does it win?
+#
+# Reading
+# -------
+#
+# - PTX: https://docs.nvidia.com/cuda/parallel-thread-execution/
