@@ -443,7 +443,7 @@ METRICS = {"l1tex__m_xbar2l1tex_read_bytes.sum": "ncu_asked"}
 METRICS |= {"dram__bytes_read.sum": "ncu_fetched"}
 command = "ncu --profile-from-start off --clock-control none --print-units base"
 command += f" --csv --metrics {','.join(METRICS)} '{sys.executable}' "
-counts, times, said = {}, {}, ""
+times, said, counted = {}, "", {group: {} for group in GROUPS}
 if CUDA8:
     a, b, c = random(M, N, K)
     how = pick(a, b, c)
@@ -455,32 +455,31 @@ if CUDA8:
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         print(CHILD.format(**text), file=file, flush=True)
         said = subprocess.getoutput(command + file.name)
-for group in times:
+for line in [s for s in said.splitlines() if s.count('","') > 8]:
+    number, *_, metric, _, value = line.strip('"').split('","')
+    if metric in METRICS and value != "n/a":
+        value = float(value.replace(",", "")) / 1e9
+        counted[GROUPS[int(number)]][METRICS[metric]] = value
+for group, us in times.items():
     rows, cols = M // how[0][0], N // how[0][1]
     waves = strips(rows, cols, group, SMS)
     read = sum(len(y) * M / rows + len(x) * N / cols for y, x in waves)
-    counts[group] = dict(asked=cols * M + rows * N, fetched=read)
-    counts[group] = {k: n * K * 2 / 1e9 for k, n in counts[group].items()}
-for line in [s for s in said.splitlines() if s.count('","') > 8]:
-    number, *_, metric, _, value = line.strip('"').split('","')
-    if metric in METRICS and "n/a" not in value:
-        value = float(value.replace(",", "")) / 1e9
-        counts[GROUPS[int(number)]][METRICS[metric]] = value
-for group, row in counts.items():
-    record("triton", "us", times[group], GROUP=group)
-    print(f"GROUP {group:2}: {times[group][1]:5.0f} us", end="")
+    sizes = dict(asked=cols * M + rows * N, fetched=read)
+    row = {name: n * K * 2 / 1e9 for name, n in sizes.items()} | counted[group]
+    record("triton", "us", us, GROUP=group)
+    print(f"GROUP {group:2}: {us[1]:5.0f} us; GB:", end=" ")
     for name, value in row.items():
         record("triton", name, [round(value, 2)] * 3, GROUP=group)
-        print(f", {name} {value:.2f} GB", end="")
-    print("" if "ncu_asked" in row else "; left out: Nsight Compute")
+        print(f"{name} {value:.2f}", end="  ")
+    print("" if len(row) == 4 else "left out: Nsight Compute")
 
 # %%
 # At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With 8
-# it is 8 rows of 16, with 16 it is nearly a square. The model is right: memory
-# delivers :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB instead of
-# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB. The time falls from
-# :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
-# metric=us GROUP=16`.
+# it is 8 rows of 16; with 16, nearly a square. The model is right: memory has to
+# deliver :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB instead of
+# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB. The time falls
+# from :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast
+# triton metric=us GROUP=16`.
 #
 # Stages, and where they do nothing
 # ---------------------------------
@@ -503,29 +502,24 @@ n, side = (2**26, 4096) if CUDA8 else (1003, 8)
 a, b, c = random(side, side, side)
 x, y, out = torch.randn(3, n, device=DEVICE)
 add = functools.partial(add_kernel[(triton.cdiv(n, 512),)], x, y, out, n, 512)
-calls, codes = {}, set()
+codes = set()
 for stages in range(1, 6):
     tile = 128, 128, 64, 8, stages
-    calls["add", stages] = functools.partial(add, num_stages=stages)
-    if CUDA8 and need(tile) <= SHARED:
-        calls["product", stages] = functools.partial(launch, a, b, c, tile)
-        record("triton", "counted", [need(tile)] * 3, stages=stages)
-for (op, stages), call in calls.items():
+    runs = dict(add=functools.partial(add, num_stages=stages))
+    if need(tile) <= SHARED:
+        runs["product"] = functools.partial(launch, a, b, c, tile)
     out.fill_(torch.nan)
-    kernel = call()
-    if op == "add" and not torch.equal(out, x + y):
+    kernels = {op: run() for op, run in runs.items()}
+    if not torch.equal(out, x + y):
         raise RuntimeError(f"the addition is wrong with {stages} stages")
-    if CUDA8:
-        codes |= {kernel.asm.get("ptx")} if op == "add" else set()
-        size = [kernel.metadata.shared] * 3
-        record("triton", "shared", size, op=op, stages=stages)
-for (op, stages), us in race(calls if CUDA8 else {}).items():
-    case = dict(op=op, stages=stages)
-    record("triton", "us", us, **case)
-    found = [r["value"] for r in results if r == r | case][:1]
-    counted = need((128, 128, 64, 8, stages)) if op == "product" else 0
-    print(f"{op:7} {stages} stages: {us[1]:6.1f} us, shared memory:", end=" ")
-    print(f"counted {counted:7,} bytes, compiled {found[0]:7,}")
+    print(f"{stages} stages: counted {need(tile):7,} bytes", end="")
+    for op, us in race(runs if CUDA8 else {}).items():
+        taken, case = kernels[op].metadata.shared, dict(op=op, stages=stages)
+        record("triton", "us", us, **case)
+        record("triton", "shared", [taken] * 3, **case)
+        print(f"; {op}: {taken:7,} taken, {us[1]:5.1f} us", end="")
+        codes |= {kernels["add"].asm.get("ptx")}
+    print()
 print(f"Different codes of the addition: {len(codes)}" if CUDA8 else "")
 
 # %%

@@ -115,7 +115,7 @@ def test_the_tile_that_is_picked(lesson, device, monkeypatch, M, N, tile):
     picked, described = lesson.pick(a, b, c)
     assert picked[:2] == tile and described
     for shared in (101376, 65536):
-        monkeypatch.setattr(lesson, "traits", lambda device: (False, 84, shared))
+        monkeypatch.setattr(lesson, "traits", lambda device, shared=shared: (False, 84, shared))
         picked, described = lesson.pick(a, b, c)
         assert lesson.need(picked) + 1024 <= shared and not described
 
