@@ -56,6 +56,8 @@ REACHED = {
         ("gemm triton/cublas metric=TFLOP/s M=4096 kind=float16", 0.85),
         ("gemm triton/cublas metric=TFLOP/s M=8192 kind=float16", 0.85),
         ("autotune min(triton/triton:best) metric=us M>=16", 0.97),
+        ("diagnosis triton/triton:exact metric=TFLOP/s", 4),
+        ("diagnosis triton/torch metric=TFLOP/s", 1.0),
         # On Hopper, 8-bit sums that never go to float32 are far from it.
         ("gemm triton metric=error K=65536 kind=e4m3,None", 1e-3),
         *(
