@@ -1,0 +1,554 @@
+r"""
+Epilogue: bias, activation and residual in the matrix product
+=============================================================
+
+A layer of a language model is a product and what is done with it: a bias, an
+activation, a residual. You do all of it before the product leaves the
+registers, and see when that pays.
+
+- Which data does one program own? Tiles of the output, one after the other.
+- How does it move? Inputs come by descriptor, ahead of time; results go once.
+- What limits the speed? The product, or for few rows the bytes of the weight.
+"""
+
+import os
+import timeit
+import warnings
+from functools import partial
+from itertools import product
+from statistics import quantiles
+
+import matplotlib.pyplot as plt
+import torch
+
+if not torch.cuda.is_available() and not os.getenv("TRITON_INTERPRET"):
+    os.environ["TRITON_INTERPRET"] = "1"  # read by import triton
+
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+INTERPRET = triton.knobs.runtime.interpret
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
+CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else (0, 0)
+DTYPES = [torch.float16] + [torch.bfloat16] * (CAPABILITY >= (8, 0))
+gpu, results = DEVICE == "cuda", []
+warnings.filterwarnings("ignore", module="torch._inductor|triton.runtime")
+print("" if gpu else "Left out, no GPU: bfloat16, launches, speed")
+
+# %%
+# Count first
+# -----------
+#
+# Eager PyTorch runs one kernel for the product, one for the activation and one
+# for the residual. The bias is inside the product already. How much does one
+# kernel for all of it save? A kernel that is gone no longer reads ``M`` by
+# ``N`` numbers and writes as many: ``4 * M * N`` bytes in 16 bits.
+
+F = torch.nn.functional
+ACTS = {None: lambda y: y, "relu": torch.relu, "silu": F.silu}
+ACTS |= {"gelu_tanh": partial(F.gelu, approximate="tanh")}
+
+
+def linear_act_ref(x, weight, bias=None, activation=None, residual=None):
+    """``activation(x @ weight.T + bias) + residual`` in float64."""
+    y = x.double() @ weight.double().t()
+    y = ACTS[activation](y if bias is None else y + bias)
+    return y if residual is None else y + residual
+
+
+LAYERS = {  # of an MLP: N, K, activation, residual or not
+    "up": (14336, 4096, "gelu_tanh", False),
+    "down": (4096, 14336, None, True),
+}
+print("layer     M  GFLOP  product MB  saved MB  launches")
+for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
+    moved = 2 * (M * K + N * K + M * N) / 1e6
+    row = f"{2e-9 * M * N * K:6.1f} {moved:11.1f} {4e-6 * M * N:9.2f}"
+    print(f"{op:5} {M:5} {row}    2 -> 1")
+
+# %%
+# These are the layers of an MLP in a model of 8 billion parameters. At 4096
+# rows one kernel saves 235 MB on the way up, 67 MB on the way down. Over the
+# bandwidth of a copy that is a few per cent of the time of the product, so it
+# is lost if our product is that much slower than the library's. For few rows
+# there is nothing to save but a launch: the weight's 117 MB are all the time.
+#
+# Who owns what
+# -------------
+#
+# One program for each SM takes tile after tile. In which order? Tiles at work
+# together should share data in L2, so the order fills groups of rows, column by
+# column. Below, groups have 2 rows of tiles and 4 programs share 12 tiles.
+
+M, N, K, B = 40, 56, 32, 16
+mine = {1: "#3B82C455", 5: "#3B82C4", 9: "#3B82C455"}
+_, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+boxes = [(-44, 16, 32, 16, mine[5], ""), (32, -50, 16, 32, mine[5], "")]
+boxes += [(32, -8, 16, 4, "#2A9070", ""), (104, 16, 16, 16, "#2A9070", "")]
+for t in range(12):
+    top = t // 8 * 2
+    i, j = top + t % 8 % min(3 - top, 2), t % 8 // min(3 - top, 2)
+    tall, wide = min(B, M - i * B), min(B, N - j * B)
+    boxes += [(j * B, i * B, wide, tall, mine.get(t, "none"), "")]
+    axes.text(j * B + 3, i * B + 5, t)
+boxes += [(-44, 0, K, M, "none", "x"), (0, -50, N, K, "none", "weight.T")]
+boxes += [(0, -8, N, 4, "none", "bias"), (72, 0, N, M, "none", "residual")]
+for x, y, wide, tall, color, name in boxes:
+    axes.add_patch(plt.Rectangle((x, y), wide, tall, fc=color, ec="gray"))
+    axes.text(x, y - 1, name)
+axes.set(xlim=(-46, 130), ylim=(42, -56), aspect="equal")
+axes.axis("off")
+plt.show()
+
+# %%
+# Figure. The 12 tiles of an output of 40 by 56, in their order. Program 1 of 4
+# owns tiles 1, 5 and 9 (blue). For tile 5 it reads a strip of ``x`` and one of
+# ``weight.T`` (blue), then 16 numbers of the bias and a tile of the residual
+# (green).
+#
+# The kernel
+# ----------
+#
+# ``x`` and ``w`` are *tensor descriptors*: address, shape, strides, and the
+# shape of a tile. Hopper's copy engine (TMA) fetches whole tiles by them,
+# without address arithmetic, and zeros for what lies outside: no masks. What
+# TMA cannot read comes as a pointer (``TMA`` is false). ``nn.Linear`` keeps its
+# weight as ``N`` rows of ``K``. Transposing a tile of it is free: Tensor Cores
+# read shared memory in either order.
+#
+# Why is the outer loop *flattened*, made one with the inner? Else no load would
+# be under way during the epilogue. Now those of the next tile are.
+
+
+@triton.jit
+def linear_act_kernel(
+    x, w, bias_ptr, res_ptr, out_ptr, M, N, K,
+    stride_xm, stride_xk, stride_wn, stride_wk, stride_b,
+    stride_rm, stride_rn, stride_om, stride_on,
+    ACT: tl.constexpr, TMA: tl.constexpr, FLAT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    HALVES: tl.constexpr = 2 if BLOCK_M * BLOCK_N >= 16384 else 1
+    PART: tl.constexpr = BLOCK_N // HALVES
+    first, step = tl.program_id(0), tl.num_programs(0)
+    for t in tl.range(first, rows * cols, step, flatten=FLAT):
+        top = t // (8 * cols) * 8
+        tall = min(rows - top, 8)
+        m = (top + t % (8 * cols) % tall) * BLOCK_M
+        n = t % (8 * cols) // tall * BLOCK_N
+        offs_m = m + tl.arange(0, BLOCK_M).to(tl.int64)[:, None]
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            if TMA:
+                a, b = x.load([m, k]), w.load([n, k])
+            else:
+                ks = k + tl.arange(0, BLOCK_K).to(tl.int64)[None, :]
+                ns = n + tl.arange(0, BLOCK_N).to(tl.int64)[:, None]
+                mask_a, mask_b = (offs_m < M) & (ks < K), (ns < N) & (ks < K)
+                a = tl.load(x + offs_m * stride_xm + ks * stride_xk, mask_a, 0)
+                b = tl.load(w + ns * stride_wn + ks * stride_wk, mask_b, 0)
+            acc = tl.dot(a, b.T, acc)
+        halves = acc, acc
+        if HALVES == 2:
+            halves = acc.reshape(BLOCK_M, 2, PART).permute(0, 2, 1).split()
+        for i in tl.static_range(HALVES):
+            y = halves[i]
+            offs_n = n + i * PART + tl.arange(0, PART).to(tl.int64)[None, :]
+            mask = (offs_m < M) & (offs_n < N)
+            if bias_ptr is not None:
+                bias = tl.load(bias_ptr + offs_n * stride_b, offs_n < N, 0.0)
+                y += bias.to(tl.float32)
+            if ACT == "gelu_tanh":
+                y /= 1 + tl.exp2(y * (-2.302208198 - 0.1029432397 * y * y))
+            elif ACT == "silu":
+                y /= 1 + tl.exp2(y * -1.4426950408889634)
+            elif ACT == "relu":
+                y = tl.where(y < 0, 0.0, y)  # NaN is not below 0 and stays
+            if res_ptr is not None:
+                res = res_ptr + offs_m * stride_rm + offs_n * stride_rn
+                y += tl.load(res, mask, 0.0).to(tl.float32)
+            to = out_ptr + offs_m * stride_om + offs_n * stride_on
+            tl.store(to, y.to(out_ptr.dtype.element_ty), mask)
+
+
+# %%
+# GELU by ``tanh`` needs no ``tanh``: with ``u = sqrt(2 / pi) * (y + 0.044715 *
+# y**3)`` it is ``y / (1 + exp(-2 * u))``, and powers of 2 are an instruction.
+# ReLU keeps NaN, as PyTorch's does: a NaN turned into 0 would be hidden.
+#
+# The wrapper
+# -----------
+#
+# A large tile uses each number it loads more often. A small one leaves no SM
+# idle. So take the first of ``TILES`` that gives three quarters of the SMs
+# all their programs; a sweep on an H200 chose the lines. The second has two
+# programs on each SM: while one is in its epilogue, the other multiplies. With
+# an activation that beats the first.
+
+TILES = [  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages, programs on an SM
+    (128, 256, 64, 8, 3, 1), (128, 128, 64, 4, 3, 2), (128, 128, 64, 8, 5, 1),
+    (128, 64, 128, 4, 4, 1), (64, 128, 128, 4, 4, 1), (64, 64, 128, 4, 6, 1),
+    (64, 32, 256, 4, 4, 1), (32, 128, 128, 8, 4, 1), (32, 32, 256, 4, 5, 1),
+    (16, 128, 128, 4, 4, 1), (16, 32, 256, 4, 6, 1),
+]  # fmt: skip
+ODD = 64, 64, 64, 8, 3  # where TMA cannot read an input
+
+
+def check(name, t, x, *shape):
+    """Refuse a tensor that does not fit x, or not the shape (None: any)."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
+    if t.dtype not in DTYPES or t.dtype != x.dtype:
+        said = f"{name} has {t.dtype}, x has {x.dtype}"
+        raise TypeError(f"{said}; supported here: {DTYPES}")
+    if t.device != x.device:
+        raise ValueError(f"{name} is on {t.device}, x is on {x.device}")
+    if not (t.is_cuda or t.is_cpu and INTERPRET):
+        raise ValueError(f"{name} is on {t.device}; the kernel runs on cuda")
+    if t.layout != torch.strided or t.is_nested or t.is_neg():
+        raise ValueError(f"{name} is sparse or a negated view; pass a copy")
+    fits = [s in (None, n) and n < 2**31 - 512 for n, s in zip(t.shape, shape)]
+    if t.dim() != len(shape) or not all(fits):
+        raise ValueError(f"{name} has {tuple(t.shape)}, needed: {shape}")
+    if t.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient; pass {name}.detach()")
+
+
+def ends(t):
+    """The address of the first byte, and that after the last."""
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize
+
+
+def describe(t, *block):
+    """A descriptor of t for tiles of a shape; None where TMA cannot read t."""
+    pitch = t.stride(0) if len(t) > 1 else triton.cdiv(t.shape[1], 8) * 8
+    if t.numel() and t.stride(1) == 1 and pitch >= t.shape[1]:
+        if (t.data_ptr() | pitch * t.itemsize) % 16 == 0:
+            return TensorDescriptor(t, [*t.shape], [pitch, 1], [*block])
+
+
+def pick_tile(M, N, act, device):
+    """BLOCK_M, N, K, warps, stages, programs at once, and whether by TMA."""
+    if device.type == "cpu":
+        return 64, 64, 64, 4, 3, 2, True
+    gpu = torch.cuda.get_device_properties(device)
+    sms, tma = gpu.multi_processor_count, gpu.major >= 9
+    first = int(bool(act)) if gpu.major in (9, 10) else 2  # by shared memory
+    most = max(16, triton.next_power_of_2(M))
+    fits = [tile for tile in TILES[first:] if tile[0] <= most]
+    tiles = [triton.cdiv(M, t[0]) * triton.cdiv(N, t[1]) / t[5] for t in fits]
+    busy = [t for t, n in zip(fits, tiles) if n >= 0.75 * sms]
+    BM, BN, BK, warps, stages, per_sm = (busy or fits[-1:])[0]
+    if not tma or torch.version.hip:
+        tma, BK, warps = False, 64, 8 if BM * BN == 16384 else 4
+    room = getattr(gpu, "shared_memory_per_block_optin", 2**16) // per_sm
+    room = (room - BM * BN) // (2 * (BM + BN) * BK)
+    return BM, BN, BK, warps, max(1, min(stages, room)), sms * per_sm, tma
+
+
+def launch(x, w, bias, res, out, act, tile):
+    """Start as many programs as run at once, or one for each small tile."""
+    (M, K), N, (BM, BN, BK, warps, stages, most, tma) = x.shape, len(w), tile
+    inputs = (describe(x, BM, BK), describe(w, BN, BK)) if tma else (x, w)
+    if None in inputs:
+        inputs, tma, (BM, BN, BK, warps, stages) = (x, w), False, ODD
+    strides = [*x.stride(), *w.stride(), 0 if bias is None else bias.stride(0)]
+    strides += [*((0, 0) if res is None else res.stride()), *out.stride()]
+    tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
+    flat = tma and BM >= 64 and tiles > most
+    constants = act, tma, flat, BM, BN, BK
+    options = dict(num_warps=warps, num_stages=stages)
+    run = linear_act_kernel[(most if flat else tiles,)]
+    run(*inputs, bias, res, out, M, N, K, *strides, *constants, **options)
+
+
+def linear_act(x, weight, bias=None, activation=None, residual=None, out=None):
+    """Return ``activation(x @ weight.T + bias) + residual``.
+
+    All of it is calculated in float32 and rounded once, to the dtype of x.
+    x, weight: (M, K), (N, K), any sizes and strides, one CUDA device, float16
+        or bfloat16. Interpreted: on the CPU, only float16.
+    bias, residual: None, or (N,) and (M, N); any strides, dtype as x.
+    activation: None, "gelu_tanh", "silu" or "relu", which keeps NaN.
+    out: where to write, (M, N), dtype as x, any strides that do not overlap;
+        may be the residual itself, else it lies apart from all inputs.
+    Raises TypeError for a wrong type or dtype, ValueError for the rest.
+    """
+    check("x", x, x, None, None)
+    check("weight", weight, x, None, x.shape[1])
+    if activation not in ACTS:
+        raise ValueError(f"activation is {activation!r}, not of {[*ACTS]}")
+    M, N = len(x), len(weight)
+    if out is None:
+        out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    for name, t in dict(bias=bias, residual=residual, out=out).items():
+        if t is not None:
+            check(name, t, x, *([N] if name == "bias" else [M, N]))
+    if out.numel() == 0:
+        return out  # nothing to launch
+    reach, (start, end) = 0, ends(out)
+    for stride, n in sorted(zip(out.stride(), out.shape)):
+        if n > 1 and stride <= reach:
+            raise ValueError(f"out may overlap itself: strides {out.stride()}")
+        reach += stride * (n - 1)
+    inputs = dict(x=x, weight=weight, bias=bias, residual=residual)
+    for name, t in inputs.items():
+        first, last = (0, 0) if t is None or t.numel() == 0 else ends(t)
+        same = first == start and t.stride() == out.stride()
+        if name == "residual" and same:
+            continue  # each cell is read by the program that writes it, before
+        if max(start, first) < min(end, last):
+            raise ValueError(f"out lies among the bytes of {name}; copy {name}")
+    with torch.cuda.device_of(x):  # launch where the data is
+        tile = pick_tile(M, N, activation, x.device)
+        launch(x, weight, bias, residual, out, activation, tile)
+    torch.autograd.graph.increment_version(out)  # autograd saw no write
+    return out
+
+
+# %%
+# Is it right?
+# ------------
+#
+# Inputs are windows with NaN around, ``out`` is one among 7s. Allowed are one
+# rounding to the dtype, and the error of a float32 sum of ``K`` products. Rows
+# are laid out as TMA reads them, or start anywhere, or are columns, or have
+# gaps.
+
+LAYOUTS = "rows", "anywhere", "columns", "gaps"
+
+
+def window(rows, cols, dtype, layout, fill=torch.nan):
+    """Random numbers amid ``fill``."""
+    if layout == "columns":
+        return window(cols, rows, dtype, "rows", fill).t()
+    step, edge = {"gaps": (2, 16), "anywhere": (1, 17)}.get(layout, (1, 16))
+    pitch = triton.cdiv(step * cols + 2 * edge, 8) * 8 + edge % 2
+    room = torch.full((rows + 2, pitch), fill, device=DEVICE, dtype=dtype)
+    view = room[1:-1, edge : edge + step * cols : step]
+    return view.copy_(torch.randn(rows, cols, device=DEVICE) * 0.6)
+
+
+def error(out, x, weight, *rest):
+    """The largest error of out, in units of what is allowed."""
+    exact, limits = linear_act_ref(x, weight, *rest), torch.finfo(out.dtype)
+    bound = linear_act_ref(x.abs(), weight.abs()) * (x.shape[1] + 8) * 2**-22
+    bound += exact.abs() * (limits.eps / 2 + 2**-18) + limits.tiny * limits.eps
+    return ((out - exact).abs() / bound).nan_to_num(torch.inf).max().item()
+
+
+shapes = [(0, 5, 3), (5, 7, 0), (1, 33, 24), (64, 64, 64), (65, 130, 104)]
+shapes = shapes[1:] + [(2050, 2056, 520)] if gpu else shapes * 9
+for dtype in DTYPES:
+    errors = []
+    for i, (M, N, K) in enumerate(shapes):
+        act, first, second = [*ACTS][i % 4], LAYOUTS[i // 4 % 4], LAYOUTS[i % 4]
+        x, w = window(M, K, dtype, first), window(N, K, dtype, first)
+        bias = window(N, 1, dtype, second)[:, 0] if i % 3 else None
+        res = window(M, N, dtype, second) if i % 2 else None
+        out = window(M, N, dtype, second, 7).fill_(7)
+        linear_act(x, w, bias, act, res, out)
+        errors += [error(out, x, w, bias, act, res) if out.numel() else 0]
+        if errors[-1] > 1 or not (out.fill_(7)._base == 7).all():
+            raise RuntimeError(f"wrong: {dtype} {act} {M, N, K}: {errors[-1]}")
+    print(f"{dtype}: {len(errors)} right, the worst has {max(errors):.2f}")
+x = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [-1]], device=DEVICE)
+for act in ("relu", "gelu_tanh"):
+    got = linear_act(x.half(), torch.ones_like(x[:1]).half(), None, act)
+    if not torch.allclose(got, ACTS[act](x).half(), equal_nan=True):
+        raise RuntimeError(f"{act} of {x.tolist()} is {got.tolist()}")
+    print(f"{act} of nan, inf, -inf, -1: {got.flatten().tolist()}")
+
+# %%
+# How fast is it?
+# ---------------
+#
+# The peers are PyTorch and ``torch.compile``. Two more rows say where the time
+# goes: the product alone, by cuBLAS and by our kernel. All take turns, replayed
+# by CUDA graphs, with an empty L2. At 512 rows the results are compared, too:
+# how many of 1000 are the best ones of the dtype?
+
+
+def eager(x, weight, bias, act, residual):
+    y = ACTS[act](F.linear(x, weight, bias))
+    return y if residual is None else y + residual
+
+
+def race(case, calls, rounds=3):
+    """Append the time of each call in us; return the medians."""
+    graphs, times = {}, {provider: [] for provider in calls}
+    for provider, call in calls.items():
+        call()  # compiled before it is captured
+        graphs[provider] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[provider]):
+            call()
+    for provider, graph in [*graphs.items()] * rounds:
+        bench = triton.testing.do_bench
+        times[provider] += bench(graph.replay, 3, 12, return_mode="all")
+    for provider, ms in times.items():
+        us = [1e3 * t for t in quantiles(ms, n=10)[1::3]]
+        row = case | dict(zip(("low", "value", "high"), us), metric="us")
+        results.append(row | dict(provider=provider))
+        times[provider] = us[1]
+    print(*case.values(), *(f"{p} {us:.1f}" for p, us in times.items()))
+    return times
+
+
+if gpu:
+    src, dst = torch.ones(2, 2**28, device=DEVICE)
+    bench = triton.testing.do_bench
+    copied = 2**31 / bench(lambda: dst.copy_(src), return_mode="median") / 1e6
+cases = [*product((1, 16, 64, 128, 256), DTYPES[1:], LAYERS)]
+cases += product((512, 1024, 2048, 4096), DTYPES[1:], LAYERS)
+cases += product((512, 4096), DTYPES[:1], LAYERS)
+for M, dtype, op in cases * gpu:
+    N, K, act, add = LAYERS[op]
+    shapes = (M, K), (N, K), (N,), *[(M, N)] * 3
+    drawn = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
+    x, w, bias, res, out, y = drawn
+    args = x, w.mul_(K**-0.5), bias, act, res if add else None
+    torch.compiler.reset()  # compile for this shape alone
+    compiled = torch.compile(eager, dynamic=False)
+    calls = {
+        "torch": partial(eager, *args),
+        "torch.compile": partial(compiled, *args),
+        "cublas": partial(torch.mm, x, w.t(), out=y),
+        "triton": partial(linear_act, *args, out=out.fill_(torch.nan)),
+    }
+    if M >= 512:
+        calls["triton:product"] = partial(linear_act, x, w, out=y)
+    if M == 4096 and op == "up":
+        tile = pick_tile(M, N, None, x.device)  # the larger one
+        calls["triton:large"] = partial(launch, *args[:3], None, y, act, tile)
+    last = x[-64:], *args[1:4], res[-64:] if add else None
+    if error(calls["triton"]()[-64:], *last) > 1:
+        raise RuntimeError(f"wrong: {op} {M} {dtype}")
+    case = dict(op=op, M=M, N=N, K=K, dtype=str(dtype)[6:])
+    us = race(case, calls)
+    for provider in ("torch", "torch.compile", "triton") if M == 512 else ():
+        best = calls[provider]() == linear_act_ref(*args).to(dtype)
+        value = round(1000 * best.double().mean().item())
+        row = case | dict(provider=provider, metric="exact", value=value)
+        results.append(row)
+        print(f"    {provider}: {value} of 1000 are the best of the dtype")
+    for provider in ("triton", "cublas", "ceiling") if M <= 64 else ():
+        speed = 2e-3 * N * K / us[provider] if provider in us else copied
+        row = case | dict(provider=provider, metric="GB/s", value=speed)
+        results.append(row)  # of the weight
+    if M == 1 and op == "up":  # on the wall, while the CPU queues calls
+        for provider in ("torch", "torch.compile", "triton"):
+            value = timeit.timeit(calls[provider], number=250) * 4000
+            row = dict(metric="us", value=value, provider=provider)
+            results.append(case | row | dict(op="call"))
+    if M == 512 and op == "up":  # rows of a weight that TMA cannot read
+        wide = torch.empty(N, K + 1, device=DEVICE, dtype=dtype)
+        w = wide[:, :K].copy_(w)
+        calls = {"cublas": partial(torch.mm, x, w.t(), out=y)}
+        calls["triton"] = partial(linear_act, x, w, *args[2:], out=out)
+        race(dict(op="odd", rows=M, N=N, K=K, dtype=case["dtype"]), calls, 1)
+looks = {"torch": ("o-", "#7f7f7f"), "torch.compile": ("^-", "#A56CC1")}
+looks |= {"triton:product": ("v-", "#2A9070"), "triton": ("s-", "#3B82C4")}
+size = dict(figsize=(7, 3.2), layout="constrained")
+_, panels = plt.subplots(1, 2, sharey=True, **size)
+for axes, op in zip(panels, LAYERS):
+    wanted = dict(metric="us", op=op, dtype="bfloat16")
+    rows = [row for row in results if row == row | wanted]
+    base = {r["M"]: r["value"] for r in rows if r["provider"] == "cublas"}
+    for provider, (style, color) in looks.items():
+        line = {r["M"]: r["value"] for r in rows if r["provider"] == provider}
+        share = [us / base[M] for M, us in line.items()]
+        axes.plot([*line], share, style, color=color, label=provider)
+    axes.axhline(1, color="#C9731E", label="cublas")
+    axes.set(xscale="log", xlim=(0.8, 5000), xlabel="M", title=op)
+panels[0].set(ylabel="time / cublas")
+panels[0].legend()
+plt.show()
+
+# %%
+# Figure. Time in bfloat16 over the time of the product alone by cuBLAS, against
+# the number of rows. Left: up, with bias and GELU. Right: down, with bias and
+# residual. ``triton:product`` is our kernel with nothing after the product.
+#
+# Up at 4096 rows, PyTorch takes :measured:`gemm_epilogue torch metric=us op=up
+# M=4096 dtype=bfloat16`, ``torch.compile`` :measured:`gemm_epilogue
+# torch.compile metric=us op=up M=4096 dtype=bfloat16`, ours
+# :measured:`gemm_epilogue triton metric=us op=up M=4096 dtype=bfloat16`. The
+# product alone takes cuBLAS :measured:`gemm_epilogue cublas metric=us op=up
+# M=4096 dtype=bfloat16`, and our kernel :measured:`gemm_epilogue triton:product
+# metric=us op=up M=4096 dtype=bfloat16`: what is left is the epilogue, one
+# exponential and one division for each of 59 million numbers. Down, with 3.5
+# times the work for each result, it is :measured:`gemm_epilogue triton
+# metric=us op=down M=4096 dtype=bfloat16` against :measured:`gemm_epilogue
+# torch metric=us op=down M=4096 dtype=bfloat16`.
+#
+# From 512 rows up, over both layers and dtypes, ours is
+# :measured:`gemm_epilogue geomean(triton/torch) metric=us M>=512` as fast as
+# PyTorch by geometric mean, and :measured:`gemm_epilogue
+# geomean(triton/torch.compile) metric=us M>=512` as fast as ``torch.compile``.
+# The worst case is :measured:`gemm_epilogue min(triton/torch.compile) metric=us
+# M>=512`.
+#
+# With one row the weight is read at :measured:`gemm_epilogue triton
+# metric=GB/s op=up M=1` going up and :measured:`gemm_epilogue triton
+# metric=GB/s op=down M=1` going down, where a copy reaches
+# :measured:`gemm_epilogue ceiling metric=GB/s op=up M=1`. Down, only tiles of
+# 32 columns give each SM one, so a program reads 32 rows of the weight.
+#
+# Each result is rounded once. At 512 rows up, of 1000 in bfloat16, PyTorch has
+# :measured:`gemm_epilogue torch metric=exact op=up dtype=bfloat16` as exact as
+# the dtype allows, ours :measured:`gemm_epilogue triton metric=exact op=up
+# dtype=bfloat16`.
+#
+# What a production kernel still needs
+# ------------------------------------
+#
+# .. list-table::
+#    :header-rows: 1
+#
+#    * - It needs
+#      - Here
+#    * - a tile for each shape and GPU
+#      - a short list and a rule, measured on one GPU; else autotune
+#    * - inputs that TMA cannot read
+#      - pointers, right and slow: up at 512 rows, a weight with rows of 4097
+#        takes :measured:`gemm_epilogue triton metric=us op=odd dtype=bfloat16`
+#        instead of :measured:`gemm_epilogue triton metric=us op=up M=512
+#        dtype=bfloat16`; a padded copy, made once, is better
+#    * - SMs that are busy to the end
+#      - not here: cut ``K`` as well (split-K, stream-K), add the parts
+#    * - a cheap call
+#      - checks and descriptors take :measured:`gemm_epilogue triton metric=us
+#        op=call`, PyTorch :measured:`gemm_epilogue torch metric=us op=call`;
+#        CUDA graphs hide both, and keep addresses, so tensors must stay
+#    * - the same bits each time
+#      - yes: one program adds a result in a fixed order. Another ``M`` may
+#        choose another tile, and other bits
+#    * - more dimensions
+#      - ``x.flatten(0, -2)``
+#    * - gradients
+#      - refused: a backward pass needs ``y`` before the activation, which a
+#        training kernel stores as well
+#    * - 8 bits
+#      - not here: multiply ``acc`` by the scales, before the bias
+#    * - other GPUs
+#      - without TMA pointers and smaller tiles; compiled for them, not timed
+#
+# .. admonition:: Takeaway
+#
+#    An epilogue saves a kernel and its bytes, a few per cent of a large
+#    product. So match the library's product first: what is fused to a slow one
+#    is slow. Stay in float32 until the end, and round once.
+#
+# Exercises
+# ---------
+#
+# - Write SwiGLU, ``silu(x @ gate.T) * (x @ up.T)``. Which tile has two sums?
+# - Return ``y`` before the activation, too. What does that cost?
+#
+# Reading
+# -------
+#
+# - StarCoder 2, whose MLP is this one: https://arxiv.org/abs/2402.19173
