@@ -217,7 +217,7 @@ TILES = [(64, 64, 32, 4, 3), (64, 128, 32, 4, 3), (128, 64, 32, 4, 3)]
 
 def tuned(kernel, **options):
     configs = [triton.Config(dict(zip(BLOCKS, t)), t[3], t[4]) for t in TILES]
-    if DEVICE == "cpu":  # no timer there: one call each, all alike
+    if DEVICE == "cpu":  # there is no timer: one call each, all alike
         options["do_bench"] = lambda call, quantiles: [call() or 0] * 3
     return triton.autotune(configs, key=["M", "N", "K"], **options)(kernel)
 
@@ -248,7 +248,8 @@ for restored in [], ["c_ptr"]:
 # %%
 # Every launch of the tuner added to ``c``. ``restore_value`` puts ``c`` back
 # after each of them; two copies are then part of each time that is compared.
-# ``torch.profiler`` sees the launches with no change of the code.
+# ``torch.profiler`` sees the launches with no change of the code. (The kernel
+# between them is the timer's, which overwrites L2.)
 #
 # From a line to instructions
 # ---------------------------
@@ -318,7 +319,7 @@ def read(name, looks):
         print(f"{stage:5} {len(found):2} x {[*found, pattern][0]}")
 
 
-x, out = torch.randn(5, 1024, device=DEVICE).half(), torch.ones(5).to(DEVICE)
+x, out = torch.randn(5, 1024).half().to(DEVICE), torch.ones(5, device=DEVICE)
 row_sum_kernel[(5,)](x, out, 1024)
 torch.testing.assert_close(out.double(), x.double().sum(1), rtol=0, atol=1e-3)
 arch = 10 * GPU.major + GPU.minor if GPU and not torch.version.hip else 90
@@ -399,11 +400,12 @@ for name, (_, tile) in SPEED.items() if "sass" in built.get("row", ()) else ():
         results.append(case | dict(provider=name, metric=metric, value=value))
 
 # %%
-# Two repairs: half the tile for as many warps, or twice the warps. Which is
-# faster? PyTorch and the product alone by cuBLAS, the ceiling, stand beside.
+# Two repairs: half the tile for as many warps, or twice the warps. The ceiling
+# here is the product alone, by cuBLAS.
 
 calls, times, kernels = {}, {}, {i: repaired(i) for i in (2, 3)}
 if GPU:
+    plt.figure(figsize=(7, 2.6), layout="constrained")
     a, b = torch.randn(2, n, n, device=DEVICE).half()
     c, half = torch.zeros(n, n, device=DEVICE), torch.empty_like(a)
     calls["ceiling"] = lambda: torch.mm(a, b, out=half)
@@ -427,8 +429,8 @@ for provider, ms in times.items():
     print(f"{provider:13} {rates[1]:6.1f} TFLOP/s")
     color = "#3B82C4" if "triton" in provider else "#7f7f7f"
     plt.barh(provider, rates[1], color=color)
-    plt.text(9, provider, found.get(provider, ""), va="center", size=8)
-plt.xlabel("TFLOP/s")
+    plt.text(rates[1], provider, f"  {found.get(provider, '')}", va="center")
+    plt.gca().set(xlabel="TFLOP/s", xmargin=0.4)
 plt.show()
 
 # %%
@@ -453,9 +455,8 @@ for tile in {[tile for i, tile in SPEED.values() if i == 3]}:
 """
 OPTIONS = "--profile-from-start off --clock-control none --print-units base "
 OPTIONS += "--csv --metrics smsp__inst_executed.sum,"
-OPTIONS += "smsp__inst_executed_op_local_ld.sum,"
-OPTIONS += "smsp__inst_executed_op_local_st.sum,"
-OPTIONS += "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+OPTIONS += "smsp__inst_executed_op_local_ld.sum,smsp__inst_executed_op_local_st"
+OPTIONS += ".sum,sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 ncu, said = shutil.which("ncu") if GPU else None, "it needs a GPU and ncu"
 if ncu:
     code = source(3), inspect.getsource(launch), script
@@ -511,7 +512,8 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 # ---------
 #
 # - Tune with ``reset_to_zero=["c_ptr"]``. Which ``c`` is it right for?
-# - Compile ``triton:exact`` for ``sm_80``. What stands in place of ``wgmma``?
+# - Call ``reports(80)``. Which kernels spill in the loop on an older GPU?
+# - Add ``acc`` to another float32 sum at every 1024 of ``k``. Is that better?
 #
 # Reading
 # -------
