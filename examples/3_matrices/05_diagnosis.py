@@ -83,7 +83,7 @@ def accumulate_kernel(
     acc = tl.zeros((BLOCK_M, BLOCK_N), a_ptr.dtype.element_ty)
     step = tl.full((), BLOCK_K, tl.int64)  # times a stride, it may pass 2**31
     for k in range(0, K, BLOCK_K):
-        mask_k = offs_k - k < K
+        mask_k = offs_k < K + k
         a = tl.load(a_ptrs, mask=mask_m[:, None] & mask_k[None, :], other=0.0)
         b = tl.load(b_ptrs, mask=mask_k[:, None] & mask_n[None, :], other=0.0)
         acc = tl.dot(a, b, acc, out_dtype=acc.dtype)
@@ -109,7 +109,7 @@ def launch(kernel, a, b, c, tile):
 
 REPAIRS = [  # what is replaced, by what
     ("offs_m < N, offs_n < M", "offs_m < M, offs_n < N"),
-    ("offs_k - k < K", "offs_k + k < K"),
+    ("offs_k < K + k", "offs_k < K - k"),
     ("a_ptr.dtype.element_ty", "tl.float32"),
 ]
 
@@ -201,7 +201,7 @@ for repair in REPAIRS[:2]:
     print("- {}\n+ {}".format(*repair))
 
 # %%
-# Each mask needs the size of its own axis; that of ``K`` moves with the loop.
+# Each mask needs its own axis, and what is left of ``K`` shrinks in the loop.
 #
 # Numerics: wrong once
 # --------------------
@@ -281,8 +281,8 @@ for name, (text, types, constants, options) in JOBS.items():
     try:
         with open("cubin", "wb") as file:
             file.write(asm["cubin"])
-        call = [triton.knobs.nvidia.nvdisasm.path, "-c", "cubin"]
-        JOBS[name]["sass"] = subprocess.check_output(call, text=True)
+        call = f"'{triton.knobs.nvidia.nvdisasm.path}' -c cubin 2> warnings"
+        JOBS[name]["sass"] = subprocess.check_output(call, shell=True).decode()
     except Exception as error:
         print(f"Left out, no SASS of {name}: {type(error).__name__}")
 print("JSON" + json.dumps(JOBS))
@@ -308,7 +308,7 @@ def reports(arch):
         jobs[name] = source(count), types, dict(zip(BLOCKS, tile)), options
     code = inspect.getsource(made), f"ARCH, JOBS = {arch}, {jobs}", COMPILE
     said, _, found = child(*code).partition("JSON")
-    print("" if found else f"Left out, not compiled: {said[-300:]}")
+    print(said if found else f"Left out, not compiled: {said[-300:]}")
     return json.loads(found or "{}")
 
 
@@ -472,7 +472,7 @@ for line in lines:
 print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 
 # %%
-# Loads and stores of local memory are as many as SASS predicts, and many of all
+# Loads and stores together are as many as SASS predicts, a large part of all
 # instructions. Tensor Cores wait: they are busy in
 # :measured:`diagnosis triton:exact metric=sm__pipe_tensor_cycles_active` of 100
 # cycles, with 8 warps in
