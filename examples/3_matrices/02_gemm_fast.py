@@ -178,10 +178,13 @@ F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
 GROUP = 16
 SMALL = 64, 64, 64, 4, 3  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages
-SCATTERED = {(64, 64, 64, 8, 3): (1.0, 0)}  # relative speed, outside, in steps
-POINTED = {(128, 128, 64, 8, 3): (1.0, 60), SMALL: (0.6, 60)}
-DESCRIBED = {(128, 256, 64, 8, 4): (1.0, 250), (128, 128, 64, 4, 3): (0.94, 60)}
-DESCRIBED |= {(64, 128, 64, 4, 6): (0.75, 300), SMALL: (0.5, 60)}
+LARGE = 128, 256, 64, 8, 3
+TILES = {  # relative speed, and what is outside of the loop, in steps of K
+    "descriptors": {LARGE: (1.0, 250), (128, 128, 64, 4, 3): (0.94, 60)}
+    | {(64, 128, 64, 4, 6): (0.75, 300), SMALL: (0.5, 60)},
+    "pointers": {(128, 128, 64, 8, 3): (1.0, 60), SMALL: (0.6, 60)},
+    "single loads": {(64, 64, 64, 8, 3): (1.0, 0)},
+}
 
 
 @functools.cache
@@ -208,25 +211,32 @@ def suits(t):
     return aligned and near == 1 and apart >= cols > 0
 
 
-def pick(a, b, c):
-    """The tile, and whether by descriptors."""
-    (M, K), N, (tma, sms, shared) = a.shape, b.shape[1], traits(a.device)
-    tma = tma and suits(a) and suits(b) and suits(c)
-    wide = all(suits(t) or suits(t.t()) for t in (a, b))
-    tiles = DESCRIBED if tma else POINTED if wide else SCATTERED
+@functools.lru_cache  # else it would take longer than the launch
+def best(kind, M, K, N, device):
+    """The tile of that kind that should be done first."""
+    _, sms, shared = traits(device)
 
     def cost(tile):
-        (speed, outside), programs = tiles[tile], triton.cdiv(M, tile[0])
-        waves = triton.cdiv(programs * triton.cdiv(N, tile[1]), sms)
-        return waves * tile[0] * tile[1] * (K / speed + outside)
+        BM, BN, (speed, outside) = *tile[:2], TILES[kind][tile]
+        waves = triton.cdiv(triton.cdiv(M, BM) * triton.cdiv(N, BN), sms)
+        return waves * BM * BN * (K / speed + outside)
 
-    return min((t for t in tiles if need(t) + 1024 <= shared), key=cost), tma
+    return min((t for t in TILES[kind] if need(t) + 1024 <= shared), key=cost)
+
+
+def pick(a, b, c):
+    """The tile, and whether by descriptors."""
+    described = traits(a.device)[0] and suits(a) and suits(b) and suits(c)
+    wide = all(suits(t) or suits(t.t()) for t in (a, b))
+    kind = "pointers" if wide else "single loads"
+    kind = "descriptors" if described else kind
+    return best(kind, *a.shape, b.shape[1], a.device), described
 
 
 def launch(a, b, c, tile, described=False, group=GROUP):
     """Start one program for each tile of c."""
     (M, K), N, (BM, BN, BK, warps, stages) = a.shape, b.shape[1], tile
-    grid = (triton.cdiv(M, BM) * triton.cdiv(N, BN),)
+    grid = (-(M // -BM) * -(N // -BN),)  # rounded up
     options = dict(BLOCK_M=BM, BLOCK_N=BN, BLOCK_K=BK, GROUP=group)
     options |= dict(num_warps=warps, num_stages=stages)
     if not described:
@@ -337,15 +347,17 @@ for (M, N, K), odd in itertools.product(cases, (0, 1)):
 #
 # Each step changes one thing. The first program is small: a tile of 64 by 64 in
 # row order, two warps, and one *stage*: load, wait, multiply. The last step is
-# ``matmul``. All are checked, then replayed in turns from CUDA graphs, on
-# normally distributed numbers.
+# ``matmul``. All are checked, then replayed in turns from CUDA graphs, 50
+# times, on normally distributed numbers. Turns matter: a large product runs at
+# the limit of the GPU's power. In turns all have the same clock; in a block of
+# its own, a contender that takes less energy per FLOP would get a higher one.
 
 STEPS = {  # tile, num_warps and num_stages; GROUP
     "plain": ((64, 64, 64, 2, 1), 1),
     "order": ((64, 64, 64, 2, 1), GROUP),
     "stages": ((64, 64, 64, 2, 4), GROUP),
     "instruction": ((64, 64, 64, 4, 4), GROUP),
-    "tile": ((128, 256, 64, 8, 3), GROUP),
+    "tile": (LARGE, GROUP),
 }
 SIZES = [(n, n, n) for n in (1024, 2048, 4096, 8192)] + [(16384, 8192, 1024)]
 TMA, SMS, SHARED = traits(torch.empty(0, device=DEVICE).device)
@@ -357,26 +369,42 @@ def record(provider, metric, values, **case):
 
 
 def race(calls, copies=1):
-    """Microseconds of each call, measured in turns: 20 %, 50 %, 80 %."""
-    graphs, times = {}, {name: [] for name in calls}
-    for name, call in calls.items():
+    """Microseconds of each call, in turns, with cold L2: 20 %, 50 %, 80 %."""
+    if not calls:
+        return {}  # as without a GPU
+    graphs, flush = [], torch.empty(2**28, dtype=torch.int8, device=DEVICE)
+    for call in calls.values():
         call()  # compiled before it is captured
-        graphs[name] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[name]):
+        graphs += [torch.cuda.CUDAGraph()]
+        with torch.cuda.graph(graphs[-1]):
             [call() for _ in range(copies)]
-    for name, graph in list(graphs.items()) * 3:
-        ms = triton.testing.do_bench(graph.replay, 10, 30, return_mode="all")
-        times[name] += [1e3 * t / copies for t in ms]
-    return {
-        name: [sorted(us)[len(us) * i // 10] for i in (2, 5, 8)]
-        for name, us in times.items()
-    }
+    clocks = []
+    for graph in graphs * 50:
+        clocks += [[torch.cuda.Event(enable_timing=True) for _ in range(2)]]
+        flush.zero_()
+        clocks[-1][0].record()
+        graph.replay()
+        clocks[-1][1].record()
+    torch.cuda.synchronize()
+    us = [1e3 * begin.elapsed_time(end) / copies for begin, end in clocks]
+    shots = [sorted(us[i :: len(graphs)]) for i in range(len(graphs))]
+    return {name: shot[9:40:15] for name, shot in zip(calls, shots)}
 
 
 def random(M, N, K, dtype=F16):
     """Two matrices and room for their product."""
     sizes = (M, K), (K, N), (M, N)
     return [torch.randn(*size, device=DEVICE).to(dtype) for size in sizes]
+
+
+def verify(call, a, b, c):
+    """Call: all of c must be written, and its last rows must be right."""
+    c.fill_(torch.nan)
+    kernel, exact = call(), matmul_ref(a[-64:], b)
+    error = (c[-64:] - exact).norm() / exact.norm()
+    if c.isnan().any() or error > torch.finfo(c.dtype).eps:
+        raise RuntimeError(f"a product is wrong: {call}, {error}")
+    return kernel
 
 
 _, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
@@ -388,14 +416,11 @@ for dtype, (M, N, K) in cases if CUDA8 else ():
         if need(tile) <= SHARED:
             run = functools.partial(launch, a, b, c, tile, group=group)
             calls[f"triton:{step}"] = run
+        else:
+            print(f"Left out, it takes too much shared memory: {step}")
     calls["triton"] = lambda: matmul(a, b, c)
-    exact = matmul_ref(a[-64:], b)
-    for name, call in calls.items():
-        c.fill_(torch.nan)
-        call()
-        error = (c[-64:] - exact).norm() / exact.norm()
-        if c.isnan().any() or error > torch.finfo(dtype).eps:
-            raise RuntimeError(f"{name} is wrong at {M, N, K}: {error}")
+    for call in calls.values():
+        verify(call, a, b, c)
     print(f"{M} x {N} x {K}, {dtype}, TFLOP/s", end=": ")
     rates, case = {}, dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
     for name, us in race(calls).items():
@@ -420,6 +445,30 @@ plt.show()
 
 # %%
 # Figure. Speed after each step, over that of cuBLAS, in float16.
+#
+# At 4096 cubed in float16 cuBLAS has
+# :measured:`gemm_fast cublas metric=TFLOP/s M=4096 dtype=float16`.
+#
+# - ``plain``: :measured:`gemm_fast triton:plain metric=TFLOP/s M=4096
+#   dtype=float16`. Each step of ``K`` waits for its loads.
+# - ``order``: :measured:`gemm_fast triton:order metric=TFLOP/s M=4096
+#   dtype=float16`. More loads end in L2, and the program still waits for them.
+# - ``stages``: :measured:`gemm_fast triton:stages metric=TFLOP/s M=4096
+#   dtype=float16`. The loads of three steps are under way.
+# - ``instruction``: :measured:`gemm_fast triton:instruction metric=TFLOP/s
+#   M=4096 dtype=float16`. Four warps get another one, but the tile is small.
+# - ``tile``: :measured:`gemm_fast triton:tile metric=TFLOP/s M=4096
+#   dtype=float16`. Each number is used two or four times as often.
+# - ``triton``: :measured:`gemm_fast triton metric=TFLOP/s M=4096
+#   dtype=float16`. Descriptors, and a tile by size.
+#
+# From 2048 on the speed over that of cuBLAS is, as a geometric mean,
+# :measured:`gemm_fast geomean(triton/cublas) metric=TFLOP/s dtype=float16
+# N>=2048`, at least :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s
+# dtype=float16 N>=2048`; in bfloat16 :measured:`gemm_fast
+# geomean(triton/cublas) metric=TFLOP/s dtype=bfloat16 N>=2048` and
+# :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=bfloat16
+# N>=2048`.
 #
 # Order, counted
 # --------------
@@ -474,12 +523,13 @@ for group, us in times.items():
     print("" if len(row) == 4 else "left out: Nsight Compute")
 
 # %%
-# At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With 8
-# it is 8 rows of 16; with 16, nearly a square. The model is right: memory has to
-# deliver :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB instead of
-# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB. The time falls
-# from :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast
-# triton metric=us GROUP=16`.
+# At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With
+# 16 it is nearly a square. The model says what memory delivers: of the counted
+# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB there remain
+# :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB. Time falls from
+# :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
+# metric=us GROUP=16`. What SMs ask of L2 is the same in any order: only a
+# larger tile asks less.
 #
 # Stages, and where they do nothing
 # ---------------------------------
@@ -509,7 +559,9 @@ for stages in range(1, 6):
     if need(tile) <= SHARED:
         runs["product"] = functools.partial(launch, a, b, c, tile)
     out.fill_(torch.nan)
-    kernels = {op: run() for op, run in runs.items()}
+    kernels = dict(add=runs["add"]())
+    if "product" in runs:
+        kernels["product"] = verify(runs["product"], a, b, c)
     if not torch.equal(out, x + y):
         raise RuntimeError(f"the addition is wrong with {stages} stages")
     print(f"{stages} stages: counted {need(tile):7,} bytes", end="")
@@ -519,22 +571,27 @@ for stages in range(1, 6):
         record("triton", "shared", [taken] * 3, **case)
         print(f"; {op}: {taken:7,} taken, {us[1]:5.1f} us", end="")
         codes |= {kernels["add"].asm.get("ptx")}
-    print()
-print(f"Different codes of the addition: {len(codes)}" if CUDA8 else "")
+    print("" if "product" in runs else "; left out, it takes too much")
+if CUDA8:
+    print(f"Different codes of the addition: {len(codes)}")
 
 # %%
-# One stage: :measured:`gemm_fast triton metric=us op=product stages=1`, four:
-# :measured:`gemm_fast triton metric=us op=product stages=4`. The addition loads
-# once and has no next step, so its code is the same with any number. There,
-# other programs of the SM hide the waiting.
+# The count is exact. The product takes :measured:`gemm_fast triton metric=us
+# op=product stages=1` with one stage, :measured:`gemm_fast triton metric=us
+# op=product stages=2` with two, :measured:`gemm_fast triton metric=us
+# op=product stages=3` with three, and :measured:`gemm_fast triton metric=us
+# op=product stages=4` with four. Why is more not better? An H200 has 227 KiB on
+# an SM: two programs of 96 KiB, but only one of 128 KiB. The addition has no
+# loop, so there is nothing to load ahead: its code is the same five times.
 #
 # Which instruction, which tile?
 # ------------------------------
 #
-# ``tl.dot`` names no instruction. The compiler picks one by tile and warps, and
+# ``tl.dot`` names no instruction. The compiler takes one by tile and warps, and
 # its PTX tells which. ``mma.sync`` is done by one warp, which first brings both
-# operands into registers. Hopper's ``wgmma.mma_async`` is done by four warps,
-# reads shared memory, and goes on while they do something else.
+# operands into registers: one buffer fewer is in use. Hopper's
+# ``wgmma.mma_async`` is done by four warps, 64 rows at a time. It reads shared
+# memory, and goes on while they do something else.
 
 HEIGHTS, WIDTHS = (32, 64, 128, 256), (64, 128, 256)
 MMA = r"\b(wgmma|mma\.sync|tcgen05\.mma)[.\w:]*?(m\d+n\d+k\d+|kind)"
@@ -543,7 +600,7 @@ for warps, BM, BN in itertools.product((4, 8), HEIGHTS, WIDTHS):
     tile = BM, BN, 64, warps, 3
     if CUDA8 and need(tile) + 1024 <= SHARED:
         calls[tile] = functools.partial(launch, a, b, c, tile, TMA)
-        kernel = calls[tile]()
+        kernel = verify(calls[tile], a, b, c)
         found = re.search(MMA, kernel.asm.get("ptx", ""))
         said[tile] = [*found.groups()] if found else []
         said[tile] += [f"{kernel.n_spills} spilled"] * (kernel.n_spills > 0)
@@ -572,16 +629,27 @@ plt.show()
 # Figure. Matrix instruction and TFLOP/s of each tile, at 4096 cubed in float16
 # with three stages. Blue: ``wgmma``. Green: another. No cell: it does not fit.
 #
+# ``m64n256k16`` reads ``(64 + 256) * 16`` numbers for ``2 * 64 * 256 * 16``
+# FLOP, 51 per byte of shared memory; ``n64`` makes it 32. So the step to
+# ``wgmma`` pays with a wide tile: :measured:`gemm_fast triton metric=TFLOP/s
+# BLOCK_M=128 BLOCK_N=256 num_warps=8`. On four warps a thread would need 256
+# registers for ``acc`` alone, and they spill: :measured:`gemm_fast triton
+# metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=4`.
+#
 # What a launch costs
 # -------------------
 #
 # 1024 cubed takes a few microseconds. Which clock sees them? From Python, each
 # call is checked, described and launched. A graph skips Python. In a graph of
 # 50 copies, a launch overlaps with the copy before, and L2 holds all matrices.
+# ``launch`` is ``matmul`` without its checks; ``pointers`` needs no descriptor.
 
 a, b, c = random(*(1024,) * 3 if CUDA8 else (8,) * 3)
+tile, described = pick(a, b, c)
 calls = {"cublas": lambda: torch.mm(a, b, out=c)}
 calls["triton"] = lambda: matmul(a, b, c)
+calls["triton:launch"] = lambda: launch(a, b, c, tile, described)
+calls["triton:pointers"] = lambda: launch(a, b, c, SMALL)
 for name, call in calls.items() if CUDA8 else ():
     clocks = {f"graph_{n}": race({name: call}, n)[name] for n in (1, 50)}
     start = time.perf_counter()
@@ -593,6 +661,15 @@ for name, call in calls.items() if CUDA8 else ():
         print(f"{name} {clock:8}: {us[1]:5.1f} us")
 
 # %%
+# In the large graph a product takes :measured:`gemm_fast triton metric=us
+# M=1024 clock=graph_50`, alone in a graph :measured:`gemm_fast triton metric=us
+# M=1024 clock=graph_1`: the rest is launch and cold caches. From Python it is
+# :measured:`gemm_fast triton metric=us M=1024 clock=python`, of which the
+# launch takes :measured:`gemm_fast triton:launch metric=us M=1024
+# clock=python`. With pointers that is :measured:`gemm_fast triton:pointers
+# metric=us M=1024 clock=python`, and cuBLAS needs :measured:`gemm_fast cublas
+# metric=us M=1024 clock=python` in all. Small products belong into a graph.
+#
 # .. admonition:: Takeaway
 #
 #    Order decides what memory must deliver, stages what is under way, the tile
@@ -609,3 +686,4 @@ for name, call in calls.items() if CUDA8 else ():
 # -------
 #
 # - PTX: https://docs.nvidia.com/cuda/parallel-thread-execution/
+# - Ends of rows: https://github.com/triton-lang/triton/issues/11583

@@ -44,7 +44,7 @@ def test_sizes(lesson, device, M, N, K, dtype):
     assert_right(lesson, a.contiguous(), b.contiguous())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.tuples(*[st.integers(0, 80)] * 3),
     layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 2, st.sampled_from(OUT_LAYOUTS)),
@@ -68,7 +68,7 @@ def padded(rows, cols, fill, device):
 
 def tiles(lesson):
     found = {tile for tile, _ in lesson.STEPS.values()}
-    return sorted(found.union(lesson.POINTED, lesson.SCATTERED, lesson.DESCRIBED))
+    return sorted(found.union(*lesson.TILES.values()))
 
 
 @pytest.mark.parametrize("described", [False, True])
@@ -79,7 +79,7 @@ def test_each_tile(lesson, device, described):
     b, _ = padded(72, 2 * 64 + 8, math.nan, device)
     a.normal_(), b.normal_()
     for tile in tiles(lesson):
-        for group in (1, 2, 8):
+        for group in (1, 2):
             c, room = padded(len(a), b.shape[1], SENTINEL, device)
             if lesson.need(tile) + 1024 <= shared and (tma or not described):
                 lesson.launch(a, b, c, tile, described, group)
@@ -105,19 +105,22 @@ def test_descriptors_where_they_suit(lesson, device):
 
 
 @pytest.mark.parametrize(
-    "M, N, tile", [(1024, 1024, (64, 128)), (4096, 4096, (128, 256)), (8192, 8192, (128, 256))]
+    "M, N, K, tile",
+    [(1024, 1024, 1024, (64, 128)), (4096, 4096, 4096, (128, 256))]
+    + [(8192, 8192, 8192, (128, 256)), (16384, 8192, 1024, (128, 128)), (1, 1, 1, (64, 64))],
 )
-def test_the_tile_that_is_picked(lesson, device, monkeypatch, M, N, tile):
-    """For the SMs and the shared memory of an H200, and of a smaller GPU."""
-    sizes = (M, M), (M, N), (M, N)
-    a, b, c = (torch.empty(size, dtype=F16, device=device) for size in sizes)
-    monkeypatch.setattr(lesson, "traits", lambda device: (True, 132, 232448))
-    picked, described = lesson.pick(a, b, c)
-    assert picked[:2] == tile and described
-    for shared in (101376, 65536):
-        monkeypatch.setattr(lesson, "traits", lambda device, shared=shared: (False, 84, shared))
-        picked, described = lesson.pick(a, b, c)
-        assert lesson.need(picked) + 1024 <= shared and not described
+def test_the_tile_for_an_h200(lesson, device, monkeypatch, M, N, K, tile):
+    monkeypatch.setattr(lesson, "traits", lambda device: (True, 132, 227 << 10))
+    assert lesson.best.__wrapped__("descriptors", M, K, N, device)[:2] == tile
+
+
+@pytest.mark.parametrize("shared", [99 << 10, 64 << 10])
+def test_tiles_that_fit(lesson, device, monkeypatch, shared):
+    monkeypatch.setattr(lesson, "traits", lambda device: (False, 84, shared))
+    for kind in lesson.TILES:
+        for size in (1, 1000, 10_000):
+            tile = lesson.best.__wrapped__(kind, size, size, size, device)
+            assert lesson.need(tile) + 1024 <= shared
 
 
 @settings(max_examples=60, deadline=None)
