@@ -34,16 +34,18 @@ CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else (0, 0)
 DTYPES = [torch.float16] + [torch.bfloat16] * (CAPABILITY >= (8, 0))
 gpu, results = DEVICE == "cuda", []
 warnings.filterwarnings("ignore", module="torch._inductor|triton.runtime")
+torch.manual_seed(0)
 print("" if gpu else "Left out, no GPU: bfloat16, launches, speed")
 
 # %%
 # Count first
 # -----------
 #
-# Eager PyTorch runs one kernel for the product, one for the activation and one
-# for the residual. The bias is inside the product already. How much does one
-# kernel for all of it save? A kernel that is gone no longer reads ``M`` by
-# ``N`` numbers and writes as many: ``4 * M * N`` bytes in 16 bits.
+# Eager PyTorch runs one kernel for the product with its bias, one for the
+# activation, one for the residual. How much does one kernel for all of it save?
+# A kernel that is gone no longer reads ``M`` by ``N`` numbers and writes as
+# many: ``4 * M * N`` bytes in 16 bits. Say the memory moves 4 TB/s, and Tensor
+# Cores do 700 TFLOP/s. Then the time saved, over that of the product, is:
 
 F = torch.nn.functional
 ACTS = {None: lambda y: y, "relu": torch.relu, "silu": F.silu}
@@ -61,18 +63,18 @@ LAYERS = {  # of an MLP: N, K, activation, residual or not
     "up": (14336, 4096, "gelu_tanh", False),
     "down": (4096, 14336, None, True),
 }
-print("layer     M  GFLOP  product MB  saved MB  launches")
+print("layer     M   GFLOP  saved MB  gain")
 for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
-    moved = 2 * (M * K + N * K + M * N) / 1e6
-    row = f"{2e-9 * M * N * K:6.1f} {moved:11.1f} {4e-6 * M * N:9.2f}"
-    print(f"{op:5} {M:5} {row}    2 -> 1")
+    flop, saved = 2 * M * N * K, 4 * M * N
+    gain = saved / 4e12 / max(flop / 7e14, 2 * N * K / 4e12)
+    print(f"{op:5} {M:5} {flop / 1e9:7.1f} {saved / 1e6:9.2f} {gain:5.1%}")
 
 # %%
-# These are the layers of an MLP in a model of 8 billion parameters. At 4096
-# rows one kernel saves 235 MB on the way up, 67 MB on the way down. Over the
-# bandwidth of a copy that is a few per cent of the time of the product, so it
-# is lost if our product is that much slower than the library's. For few rows
-# there is nothing to save but a launch: the weight's 117 MB are all the time.
+# These are the two layers of an MLP, in the sizes of a model of 8 billion
+# parameters. There is little to win: up, one twelfth; down, where each result
+# costs 3.5 times the work, a fortieth. It is lost at once if the product is
+# that much slower than the library's. With one row there is only a launch to
+# save: the weight's 117 MB are all the time.
 #
 # Who owns what
 # -------------
@@ -130,7 +132,7 @@ def linear_act_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    HALVES: tl.constexpr = 2 if BLOCK_M * BLOCK_N >= 16384 else 1
+    HALVES: tl.constexpr = 2 if BLOCK_M * BLOCK_N >= 16384 else 1  # see below
     PART: tl.constexpr = BLOCK_N // HALVES
     first, step = tl.program_id(0), tl.num_programs(0)
     for t in tl.range(first, rows * cols, step, flatten=FLAT):
@@ -176,22 +178,24 @@ def linear_act_kernel(
 # %%
 # GELU by ``tanh`` needs no ``tanh``: with ``u = sqrt(2 / pi) * (y + 0.044715 *
 # y**3)`` it is ``y / (1 + exp(-2 * u))``, and powers of 2 are an instruction.
-# ReLU keeps NaN, as PyTorch's does: a NaN turned into 0 would be hidden.
+# ReLU keeps NaN, as PyTorch's does: a NaN turned into 0 would be hidden. Large
+# tiles end in two halves, as a thread has not the registers for all of it.
 #
 # The wrapper
 # -----------
 #
-# A large tile uses each number it loads more often. A small one leaves no SM
-# idle. So take the first of ``TILES`` that gives three quarters of the SMs
-# all their programs; a sweep on an H200 chose the lines. The second has two
-# programs on each SM: while one is in its epilogue, the other multiplies. With
-# an activation that beats the first.
+# A large tile uses each number that it loads more often, but the last tiles may
+# leave SMs idle. So each tile has a speed, measured on an H200 as a share of
+# the first's, and the rule counts rounds. Two programs of the second tile fit
+# an SM: while one is in its epilogue, the other multiplies. With an activation
+# that beats the first.
 
-TILES = [  # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages, programs on an SM
-    (128, 256, 64, 8, 3, 1), (128, 128, 64, 4, 3, 2), (128, 128, 64, 8, 5, 1),
-    (128, 64, 128, 4, 4, 1), (64, 128, 128, 4, 4, 1), (64, 64, 128, 4, 6, 1),
-    (64, 32, 256, 4, 4, 1), (32, 128, 128, 8, 4, 1), (32, 32, 256, 4, 5, 1),
-    (16, 128, 128, 4, 4, 1), (16, 32, 256, 4, 6, 1),
+TILES = [  # BLOCK_M, N, K, num_warps, num_stages, programs on an SM, speed
+    (128, 256, 64, 8, 3, 1, 1.0), (128, 128, 64, 4, 3, 2, 0.98),
+    (128, 128, 64, 4, 5, 1, 0.93), (64, 128, 128, 4, 4, 1, 0.75),
+    (64, 64, 128, 4, 6, 1, 0.6), (64, 32, 256, 4, 4, 1, 0.4),
+    (32, 128, 128, 8, 4, 1, 0.45), (32, 32, 256, 4, 5, 1, 0.3),
+    (16, 128, 128, 4, 4, 1, 0.3), (16, 32, 256, 4, 6, 1, 0.2),
 ]  # fmt: skip
 ODD = 64, 64, 64, 8, 3  # where TMA cannot read an input
 
@@ -236,12 +240,14 @@ def pick_tile(M, N, act, device):
         return 64, 64, 64, 4, 3, 2, True
     gpu = torch.cuda.get_device_properties(device)
     sms, tma = gpu.multi_processor_count, gpu.major >= 9
+
+    def cost(tile):  # of all rounds
+        BM, BN, *_, per_sm, speed = tile
+        tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
+        return triton.cdiv(tiles, sms * per_sm) * per_sm * BM * BN / speed
+
     first = int(bool(act)) if gpu.major in (9, 10) else 2  # by shared memory
-    most = max(16, triton.next_power_of_2(M))
-    fits = [tile for tile in TILES[first:] if tile[0] <= most]
-    tiles = [triton.cdiv(M, t[0]) * triton.cdiv(N, t[1]) / t[5] for t in fits]
-    busy = [t for t, n in zip(fits, tiles) if n >= 0.75 * sms]
-    BM, BN, BK, warps, stages, per_sm = (busy or fits[-1:])[0]
+    BM, BN, BK, warps, stages, per_sm, _ = min(TILES[first:], key=cost)
     if not tma or torch.version.hip:
         tma, BK, warps = False, 64, 8 if BM * BN == 16384 else 4
     room = getattr(gpu, "shared_memory_per_block_optin", 2**16) // per_sm
@@ -257,11 +263,10 @@ def launch(x, w, bias, res, out, act, tile):
         inputs, tma, (BM, BN, BK, warps, stages) = (x, w), False, ODD
     strides = [*x.stride(), *w.stride(), 0 if bias is None else bias.stride(0)]
     strides += [*((0, 0) if res is None else res.stride()), *out.stride()]
-    tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
-    flat = tma and BM >= 64 and tiles > most
+    tiles, flat = triton.cdiv(M, BM) * triton.cdiv(N, BN), tma and BM == 128
     constants = act, tma, flat, BM, BN, BK
     options = dict(num_warps=warps, num_stages=stages)
-    run = linear_act_kernel[(most if flat else tiles,)]
+    run = linear_act_kernel[(min(tiles, most) if flat else tiles,)]
     run(*inputs, bias, res, out, M, N, K, *strides, *constants, **options)
 
 
@@ -342,19 +347,17 @@ def error(out, x, weight, *rest):
 
 shapes = [(0, 5, 3), (5, 7, 0), (1, 33, 24), (64, 64, 64), (65, 130, 104)]
 shapes = shapes[1:] + [(2050, 2056, 520)] if gpu else shapes * 9
-for dtype in DTYPES:
-    errors = []
-    for i, (M, N, K) in enumerate(shapes):
-        act, first, second = [*ACTS][i % 4], LAYOUTS[i // 4 % 4], LAYOUTS[i % 4]
-        x, w = window(M, K, dtype, first), window(N, K, dtype, first)
-        bias = window(N, 1, dtype, second)[:, 0] if i % 3 else None
-        res = window(M, N, dtype, second) if i % 2 else None
-        out = window(M, N, dtype, second, 7).fill_(7)
-        linear_act(x, w, bias, act, res, out)
-        errors += [error(out, x, w, bias, act, res) if out.numel() else 0]
-        if errors[-1] > 1 or not (out.fill_(7)._base == 7).all():
-            raise RuntimeError(f"wrong: {dtype} {act} {M, N, K}: {errors[-1]}")
-    print(f"{dtype}: {len(errors)} right, the worst has {max(errors):.2f}")
+for dtype, (i, (M, N, K)) in product(DTYPES, enumerate(shapes)):
+    act, first, second = [*ACTS][i % 4], LAYOUTS[i // 4 % 4], LAYOUTS[i % 4]
+    x, w = window(M, K, dtype, first), window(N, K, dtype, first)
+    bias = window(N, 1, dtype, second)[:, 0] if i % 3 else None
+    res = window(M, N, dtype, second) if i % 2 else None
+    out = window(M, N, dtype, second, 7).fill_(7)
+    linear_act(x, w, bias, act, res, out)
+    wrong = out.numel() and error(out, x, w, bias, act, res) > 1
+    if wrong or not (out.fill_(7)._base == 7).all():
+        raise RuntimeError(f"wrong: {dtype} {act} {M, N, K} {first, second}")
+print(f"right {len(shapes)} times: {DTYPES}")
 x = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [-1]], device=DEVICE)
 for act in ("relu", "gelu_tanh"):
     got = linear_act(x.half(), torch.ones_like(x[:1]).half(), None, act)
@@ -366,10 +369,11 @@ for act in ("relu", "gelu_tanh"):
 # How fast is it?
 # ---------------
 #
-# The peers are PyTorch and ``torch.compile``. Two more rows say where the time
-# goes: the product alone, by cuBLAS and by our kernel. All take turns, replayed
-# by CUDA graphs, with an empty L2. At 512 rows the results are compared, too:
-# how many of 1000 are the best ones of the dtype?
+# The peers are PyTorch and ``torch.compile``. Two more say where the time goes:
+# the product alone, by cuBLAS and by our kernel. All take turns, replayed by
+# CUDA graphs of four layers, each with a weight of its own, as in a model: no
+# weight is in L2. At 512 rows the results are compared, too: how many of 1000
+# are the best ones of the dtype?
 
 
 def eager(x, weight, bias, act, residual):
@@ -377,19 +381,21 @@ def eager(x, weight, bias, act, residual):
     return y if residual is None else y + residual
 
 
-def race(case, calls, rounds=3):
+def race(case, calls, weights):
     """Append the time of each call in us; return the medians."""
     graphs, times = {}, {provider: [] for provider in calls}
     for provider, call in calls.items():
-        call()  # compiled before it is captured
+        call(weights[0])  # compiled before it is captured
         graphs[provider] = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graphs[provider]):
-            call()
-    for provider, graph in [*graphs.items()] * rounds:
+            for w in weights:
+                call(w)
+    for provider, graph in [*graphs.items()] * 3:
         bench = triton.testing.do_bench
         times[provider] += bench(graph.replay, 3, 12, return_mode="all")
     for provider, ms in times.items():
-        us = [1e3 * t for t in quantiles(ms, n=10)[1::3]]
+        cuts = quantiles(ms, n=10)[1::3]
+        us = [1e3 * t / len(weights) for t in cuts]
         row = case | dict(zip(("low", "value", "high"), us), metric="us")
         results.append(row | dict(provider=provider))
         times[provider] = us[1]
@@ -406,30 +412,32 @@ cases += product((512, 1024, 2048, 4096), DTYPES[1:], LAYERS)
 cases += product((512, 4096), DTYPES[:1], LAYERS)
 for M, dtype, op in cases * gpu:
     N, K, act, add = LAYERS[op]
-    shapes = (M, K), (N, K), (N,), *[(M, N)] * 3
+    shapes = (M, K), (4, N, K), (N,), *[(M, N)] * 3
     drawn = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
-    x, w, bias, res, out, y = drawn
-    args = x, w.mul_(K**-0.5), bias, act, res if add else None
+    x, weights, bias, res, out, y = drawn
+    weights = weights.mul_(K**-0.5).unbind()
+    rest = bias, act, res if add else None
     torch.compiler.reset()  # compile for this shape alone
     compiled = torch.compile(eager, dynamic=False)
     calls = {
-        "torch": partial(eager, *args),
-        "torch.compile": partial(compiled, *args),
-        "cublas": partial(torch.mm, x, w.t(), out=y),
-        "triton": partial(linear_act, *args, out=out.fill_(torch.nan)),
+        "torch": lambda w: eager(x, w, *rest),
+        "torch.compile": lambda w: compiled(x, w, *rest),
+        "cublas": lambda w: torch.mm(x, w.t(), out=y),
+        "triton": lambda w: linear_act(x, w, *rest, out=out),
     }
+    tile = pick_tile(M, N, None, x.device)  # the one without an activation
     if M >= 512:
-        calls["triton:product"] = partial(linear_act, x, w, out=y)
+        calls["triton:product"] = lambda w: linear_act(x, w, out=y)
     if M == 4096 and op == "up":
-        tile = pick_tile(M, N, None, x.device)  # the larger one
-        calls["triton:large"] = partial(launch, *args[:3], None, y, act, tile)
-    last = x[-64:], *args[1:4], res[-64:] if add else None
-    if error(calls["triton"]()[-64:], *last) > 1:
+        calls["triton:large"] = lambda w: launch(x, w, bias, None, y, act, tile)
+    out.fill_(torch.nan)
+    got, w = calls["triton"](weights[0])[-64:], weights[0]
+    if error(got, x[-64:], w, bias, act, res[-64:] if add else None) > 1:
         raise RuntimeError(f"wrong: {op} {M} {dtype}")
     case = dict(op=op, M=M, N=N, K=K, dtype=str(dtype)[6:])
-    us = race(case, calls)
+    us = race(case, calls, weights)
     for provider in ("torch", "torch.compile", "triton") if M == 512 else ():
-        best = calls[provider]() == linear_act_ref(*args).to(dtype)
+        best = calls[provider](w) == linear_act_ref(x, w, *rest).to(dtype)
         value = round(1000 * best.double().mean().item())
         row = case | dict(provider=provider, metric="exact", value=value)
         results.append(row)
@@ -440,15 +448,14 @@ for M, dtype, op in cases * gpu:
         results.append(row)  # of the weight
     if M == 1 and op == "up":  # on the wall, while the CPU queues calls
         for provider in ("torch", "torch.compile", "triton"):
-            value = timeit.timeit(calls[provider], number=250) * 4000
+            call = partial(calls[provider], w)
+            value = timeit.timeit(call, number=250) * 4000
             row = dict(metric="us", value=value, provider=provider)
             results.append(case | row | dict(op="call"))
     if M == 512 and op == "up":  # rows of a weight that TMA cannot read
-        wide = torch.empty(N, K + 1, device=DEVICE, dtype=dtype)
-        w = wide[:, :K].copy_(w)
-        calls = {"cublas": partial(torch.mm, x, w.t(), out=y)}
-        calls["triton"] = partial(linear_act, x, w, *args[2:], out=out)
-        race(dict(op="odd", rows=M, N=N, K=K, dtype=case["dtype"]), calls, 1)
+        odd = torch.empty(N, K + 1, device=DEVICE, dtype=dtype)[:, :K].copy_(w)
+        calls = {name: calls[name] for name in ("cublas", "triton")}
+        race(dict(op="odd", rows=M, dtype=case["dtype"]), calls, [odd])
 looks = {"torch": ("o-", "#7f7f7f"), "torch.compile": ("^-", "#A56CC1")}
 looks |= {"triton:product": ("v-", "#2A9070"), "triton": ("s-", "#3B82C4")}
 size = dict(figsize=(7, 3.2), layout="constrained")
