@@ -14,7 +14,7 @@ registers, and see when that pays.
 import os
 import timeit
 import warnings
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from statistics import quantiles
 
@@ -234,6 +234,7 @@ def describe(t, *block):
             return TensorDescriptor(t, [*t.shape], [pitch, 1], [*block])
 
 
+@lru_cache
 def pick_tile(M, N, act, device):
     """BLOCK_M, N, K, warps, stages, programs at once, and whether by TMA."""
     if device.type == "cpu":
