@@ -446,29 +446,35 @@ plt.show()
 # %%
 # Figure. Speed after each step, over that of cuBLAS, in float16.
 #
-# At 4096 cubed in float16 cuBLAS has
-# :measured:`gemm_fast cublas metric=TFLOP/s M=4096 dtype=float16`.
+# At 4096 cubed cuBLAS has :measured:`gemm_fast cublas metric=TFLOP/s M=4096
+# dtype=float16`.
 #
 # - ``plain``: :measured:`gemm_fast triton:plain metric=TFLOP/s M=4096
 #   dtype=float16`. Each step of ``K`` waits for its loads.
 # - ``order``: :measured:`gemm_fast triton:order metric=TFLOP/s M=4096
-#   dtype=float16`. More loads end in L2, and the program still waits for them.
+#   dtype=float16`. Less comes from memory, but a program waits all the same.
 # - ``stages``: :measured:`gemm_fast triton:stages metric=TFLOP/s M=4096
-#   dtype=float16`. The loads of three steps are under way.
+#   dtype=float16`. Loads of three steps are under way.
 # - ``instruction``: :measured:`gemm_fast triton:instruction metric=TFLOP/s
-#   M=4096 dtype=float16`. Four warps get another one, but the tile is small.
+#   M=4096 dtype=float16`. Four warps get another one; the tile is small for it.
 # - ``tile``: :measured:`gemm_fast triton:tile metric=TFLOP/s M=4096
 #   dtype=float16`. Each number is used two or four times as often.
 # - ``triton``: :measured:`gemm_fast triton metric=TFLOP/s M=4096
 #   dtype=float16`. Descriptors, and a tile by size.
 #
-# From 2048 on the speed over that of cuBLAS is, as a geometric mean,
-# :measured:`gemm_fast geomean(triton/cublas) metric=TFLOP/s dtype=float16
-# N>=2048`, at least :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s
-# dtype=float16 N>=2048`; in bfloat16 :measured:`gemm_fast
-# geomean(triton/cublas) metric=TFLOP/s dtype=bfloat16 N>=2048` and
-# :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=bfloat16
-# N>=2048`.
+# From 2048 on that is, as a geometric mean over cuBLAS, :measured:`gemm_fast
+# geomean(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048`, at least
+# :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048`;
+# in bfloat16 :measured:`gemm_fast geomean(triton/cublas) metric=TFLOP/s
+# dtype=bfloat16 N>=2048` and :measured:`gemm_fast min(triton/cublas)
+# metric=TFLOP/s dtype=bfloat16 N>=2048`. At 1024 the large tile makes 32
+# programs, so most SMs are idle: :measured:`gemm_fast triton:tile
+# metric=TFLOP/s M=1024 dtype=float16`. ``best`` takes 64 by 128:
+# :measured:`gemm_fast triton metric=TFLOP/s M=1024 dtype=float16`. With ``K``
+# of 1024 much lies outside of the loop. ``best`` takes 128 by 128, so that two
+# programs share an SM: :measured:`gemm_fast triton metric=TFLOP/s M=16384
+# dtype=float16` instead of :measured:`gemm_fast triton:tile metric=TFLOP/s
+# M=16384 dtype=float16`.
 #
 # Order, counted
 # --------------
@@ -524,12 +530,13 @@ for group, us in times.items():
 
 # %%
 # At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With
-# 16 it is nearly a square. The model says what memory delivers: of the counted
-# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB there remain
+# 16 it is nearly a square. The model is right: memory delivered
+# :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB, then
 # :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB. Time falls from
 # :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
-# metric=us GROUP=16`. What SMs ask of L2 is the same in any order: only a
-# larger tile asks less.
+# metric=us GROUP=2` with two rows, and hardly further, :measured:`gemm_fast
+# triton metric=us GROUP=16` with 16: then memory is fast enough. What SMs ask
+# of L2 is the same in any order; only a larger tile asks less.
 #
 # Stages, and where they do nothing
 # ---------------------------------
@@ -576,13 +583,13 @@ if CUDA8:
     print(f"Different codes of the addition: {len(codes)}")
 
 # %%
-# The count is exact. The product takes :measured:`gemm_fast triton metric=us
-# op=product stages=1` with one stage, :measured:`gemm_fast triton metric=us
-# op=product stages=2` with two, :measured:`gemm_fast triton metric=us
+# On this GPU the count is exact. The product takes :measured:`gemm_fast triton
+# metric=us op=product stages=1` with one stage, :measured:`gemm_fast triton
+# metric=us op=product stages=2` with two, :measured:`gemm_fast triton metric=us
 # op=product stages=3` with three, and :measured:`gemm_fast triton metric=us
-# op=product stages=4` with four. Why is more not better? An H200 has 227 KiB on
-# an SM: two programs of 96 KiB, but only one of 128 KiB. The addition has no
-# loop, so there is nothing to load ahead: its code is the same five times.
+# op=product stages=4` with four. Why is more not better? An SM has 228 KiB:
+# room for two programs of 96 KiB, but for one of 128. The addition has no loop,
+# so nothing can be loaded ahead: its code is the same five times.
 #
 # Which instruction, which tile?
 # ------------------------------
@@ -629,9 +636,9 @@ plt.show()
 # Figure. Matrix instruction and TFLOP/s of each tile, at 4096 cubed in float16
 # with three stages. Blue: ``wgmma``. Green: another. No cell: it does not fit.
 #
-# ``m64n256k16`` reads ``(64 + 256) * 16`` numbers for ``2 * 64 * 256 * 16``
-# FLOP, 51 per byte of shared memory; ``n64`` makes it 32. So the step to
-# ``wgmma`` pays with a wide tile: :measured:`gemm_fast triton metric=TFLOP/s
+# ``m64n256k16`` reads ``(64 + 256) * 16`` numbers of 2 bytes for
+# ``2 * 64 * 256 * 16`` FLOP: 51 per byte of shared memory. ``n64`` has 32. So
+# ``wgmma`` pays with wide tiles: :measured:`gemm_fast triton metric=TFLOP/s
 # BLOCK_M=128 BLOCK_N=256 num_warps=8`. On four warps a thread would need 256
 # registers for ``acc`` alone, and they spill: :measured:`gemm_fast triton
 # metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=4`.
@@ -661,14 +668,14 @@ for name, call in calls.items() if CUDA8 else ():
         print(f"{name} {clock:8}: {us[1]:5.1f} us")
 
 # %%
-# In the large graph a product takes :measured:`gemm_fast triton metric=us
-# M=1024 clock=graph_50`, alone in a graph :measured:`gemm_fast triton metric=us
-# M=1024 clock=graph_1`: the rest is launch and cold caches. From Python it is
-# :measured:`gemm_fast triton metric=us M=1024 clock=python`, of which the
-# launch takes :measured:`gemm_fast triton:launch metric=us M=1024
-# clock=python`. With pointers that is :measured:`gemm_fast triton:pointers
-# metric=us M=1024 clock=python`, and cuBLAS needs :measured:`gemm_fast cublas
-# metric=us M=1024 clock=python` in all. Small products belong into a graph.
+# Alone in a graph the product takes :measured:`gemm_fast triton metric=us
+# M=1024 clock=graph_1`, among 50 :measured:`gemm_fast triton metric=us M=1024
+# clock=graph_50`: the rest is launch and a cold cache. From Python it takes
+# :measured:`gemm_fast triton metric=us M=1024 clock=python`: the launch
+# :measured:`gemm_fast triton:launch metric=us M=1024 clock=python`, which is
+# :measured:`gemm_fast triton:pointers metric=us M=1024 clock=python` with
+# pointers, and the checks what is left. cuBLAS needs :measured:`gemm_fast
+# cublas metric=us M=1024 clock=python` in all. Put small products into a graph.
 #
 # .. admonition:: Takeaway
 #
