@@ -184,7 +184,8 @@ def gemm_ref(a, b):
     return a.double() @ b.double()
 
 
-_, panels = plt.subplots(2, 3, figsize=(7, 3.4), sharex=True, sharey="row")
+look = dict(sharex=True, sharey=True, layout="constrained")
+_, panels = plt.subplots(2, 3, figsize=(7, 3.4), **look)
 for (M, N), row in zip(((16, 14336), (1024, 1024)), panels):
     for (m, n), axes in zip(((16, 64), (64, 128), (128, 256)), row):
         programs = triton.cdiv(M, m) * triton.cdiv(N, n)
@@ -472,8 +473,7 @@ for dtype, M, N, K, lines in CASES:
     record("triton", "us", us[mine], **case)
     record("triton:best", "us", us[best], **case)
     for config in us:
-        value, name = us[config], short(config)
-        record("triton:sweep", "us", value, config=name, **case)
+        record("triton:sweep", "us", us[config], config=short(config), **case)
     record("triton", "rank", rank, **case)
     record("triton", "seconds", seconds, part="tune", **case)
     print(f"{labels[-1]}: {seconds} s, cuBLAS {vendor:.1f} us")
@@ -497,7 +497,7 @@ def heat(configs, names):
     return rows
 
 
-plt.figure(figsize=(7, 6))
+plt.figure(figsize=(7, 6), layout="constrained")
 if sweeps:
     heat(usable, [short(config) for config in usable])
     for j, config in enumerate(chosen):
@@ -525,7 +525,7 @@ plt.show()
 # One choice for all?
 # -------------------
 
-plt.figure(figsize=(7, 4.2))
+plt.figure(figsize=(7, 4.2), layout="constrained")
 regrets = heat(chosen, labels) if sweeps else []
 plt.gca().set(ylabel="tuned for", xlabel="run on")
 for tuned, row in zip(labels, regrets):
