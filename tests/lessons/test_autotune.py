@@ -440,13 +440,60 @@ def test_the_cost_model(lesson):
         assert cost(16, 14336, 1, 16, 128) < cost(16, 14336, 1, 128, 128)
 
 
-def test_the_clock(lesson, device):
-    """Ratios to a fixed product, in turns: what slows both down does not count."""
-    times = [4.0, 2.0, 9.0, 3.0, 16.0, 8.0]
-    with mock.patch.object(triton.testing, "do_bench", side_effect=times) as bench:
-        assert lesson.beside(print, (0.5, 0.2, 0.8)) == [2.0, 2.0, 3.0]
-    assert [c.args[0] is print for c in bench.call_args_list] == [True, False] * 3
-    assert {c.kwargs["return_mode"] for c in bench.call_args_list} == {"median"}
+def test_measured_in_turns(lesson, device):
+    """Ten rounds, the median of all: what slows a round down meets all alike."""
+    calls = {"a": (lambda: 4.0), "b": (lambda: 2.0), "c": (lambda: 3.0)}
+    seen, rounds = [], iter([r for r in range(10) for _ in calls])
+
+    def bench(call, **options):
+        assert options == {"warmup": 1, "rep": 3, "return_mode": "all"}
+        seen.append(call())
+        return [call() * (1 + next(rounds))] * 3
+
+    with (
+        mock.patch.object(triton.testing, "do_bench", bench),
+        mock.patch.object(lesson, "graphed", lambda call: call),
+    ):
+        us = lesson.in_turns(calls)
+    assert seen == [4, 2, 3] * 10
+    assert us == {"a": 24_000, "b": 12_000, "c": 18_000}
+
+
+def test_the_finals(lesson, device):
+    """The three best are measured again; the new choice is that of the latest key."""
+    x = torch.ones(64, 64, device=device, dtype=F16)
+    ms = {config: [float(i)] * 3 for i, config in enumerate(lesson.SPACE[::2])}
+    met = []
+
+    def in_turns(calls):
+        for config, call in calls.items():
+            c.fill_(SENTINEL)
+            call()
+            assert (c == 64).all()
+            met.append(config)
+        return {config: -ms[config][0] for config in calls}
+
+    c, cache = torch.empty_like(x), {"old": "kept", "new": "replaced"}
+    with (
+        mock.patch.multiple(lesson.gemm_kernel, cache=cache, create=True, configs_timings=ms),
+        mock.patch.object(lesson, "in_turns", in_turns),
+    ):
+        lesson.finals(x, x, c)
+    assert met == list(ms)[:3]
+    assert cache == {"old": "kept", "new": list(ms)[2]}
+
+
+def test_the_wrapper_holds_finals_once(lesson, device):
+    """Where the tuner has met a new key, and only there."""
+    x = torch.ones(64, 64, device=device, dtype=F16)
+    tuner = triton.autotune(lesson.SPACE[6:8], lesson.KEY, do_bench=lesson.once)
+    with (
+        mock.patch.object(lesson, "gemm_kernel", tuner(lesson.gemm_kernel.fn)),
+        mock.patch.object(lesson, "finals") as finals,
+    ):
+        for a, held in ((x, 1), (x, 1), (x[:33], 1), (x[:32], 2), (x.t(), 3), (x[:0], 3)):
+            assert (lesson.gemm(a, x) == 64).all()
+            assert finals.call_count == held
 
 
 def test_the_space(lesson):
