@@ -283,8 +283,8 @@ def cost(a_ptr, M, N, K, BLOCK_M, BLOCK_N, **_):
 def graphed(call):
     """The same work, to be replayed without the launch."""
     call()  # compile it; where it does not fit, this raises
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, here = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=here):  # on the current device
         call()
     return graph.replay
 
@@ -542,7 +542,7 @@ plt.show()
 # ``num_stages`` nor how many programs share an SM.
 #
 # What did it cost? To compile and check all that fit: :measured:`autotune
-# triton metric=seconds part=compile dtype=float16` s. To measure 8, and 3 again:
+# triton metric=seconds part=compile dtype=float16` s. To measure 8, then 3:
 # :measured:`autotune triton metric=seconds part=tune M=2048` s. For columns, 8
 # were compiled first: :measured:`autotune triton metric=seconds part=tune
 # B=columns` s. Most of the price is the compiler's.
