@@ -36,13 +36,14 @@ DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRET else "cpu"
 torch.manual_seed(0)
 F16, F32 = torch.float16, torch.float32
 GPU = torch.cuda.get_device_properties(DEVICE) if DEVICE == "cuda" else None
+GPU = GPU if GPU and GPU.major >= 8 else None  # else tl.dot has no Tensor Cores
 FOLDER = tempfile.TemporaryDirectory()
 results = []
 for place in [*sys.path, "../tools"]:
     if os.path.exists(place := os.path.join(place, "triton_memcheck.py")):
         shutil.copy(place, FOLDER.name)
 checker = os.listdir(FOLDER.name)
-print("" if GPU else "Left out, no GPU: speed, torch.profiler, Nsight Compute")
+print("" if GPU else "Left out, no GPU of capability 8: speed and profilers")
 print("" if checker else "Left out, not found: triton_memcheck.py")
 
 # %%
@@ -308,15 +309,16 @@ def reports(arch):
         jobs[name] = source(count), types, dict(zip(BLOCKS, tile)), options
     code = inspect.getsource(made), f"ARCH, JOBS = {arch}, {jobs}", COMPILE
     said, _, found = child(*code).partition("JSON")
-    print(said if found else f"Left out, not compiled: {said[-300:]}")
+    print(said if found else f"Left out, asm: {said.splitlines()[-1:]}")
     return json.loads(found or "{}")
 
 
 def read(name, looks):
     """How often each pattern is found in a stage, and the first one found."""
     for stage, pattern in (look.split(":", 1) for look in looks.split()):
-        found = re.findall(pattern, built.get(name, {}).get(stage, ""))
-        print(f"{stage:5} {len(found):2} x {[*found, pattern][0]}")
+        if text := built.get(name, {}).get(stage):
+            found = re.findall(pattern, text)
+            print(f"{stage:5} {len(found):2} x {[*found, pattern][0]}")
 
 
 x, out = torch.randn(5, 1024).half().to(DEVICE), torch.ones(5, device=DEVICE)
@@ -356,8 +358,7 @@ plt.legend()
 plt.show()
 
 # %%
-# Figure. Relative error against ``K``, with ``acc`` in float16 (red) and in
-# float32 (blue).
+# Figure. Relative error against ``K``; ``acc`` in float16 (red) or 32 (blue).
 #
 # Each addition rounds a sum that grows to 11 bits: four times the ``K``, twice
 # the error. At 65536 it is
@@ -366,14 +367,15 @@ plt.show()
 # grows like ``K``: as if Tensor Cores cut digits off, instead of rounding.)
 # Where is it made? Look for the type of the sum in each stage.
 
+TYPES = r"""ttgir:(?:dot|tmem_alloc).*->.*?<(\d\w+)
+ptx:(?:wgmma.mma|mma.sync|tcgen05.mma)\S+ sass:\w*H\w*MMA\S*"""
 for name in ("triton:found", "triton:exact"):
-    read(name, r"ttgir:dot.*->.(tensor<\w+) ptx:(?:wgmma.mma|mma.sync)\S+")
-    read(name, r"sass:H\w*MMA\S+")
+    read(name, TYPES)
 print("- {}\n+ {}".format(*REPAIRS[2]))
 
 # %%
-# ``acc`` had the type of ``a``. ``wgmma``, before Hopper ``mma.sync``, is the
-# instruction of Tensor Cores; the first type in its name is that of the sum.
+# ``acc`` had the type of ``a``. Tensor Cores run ``wgmma``, before Hopper
+# ``mma.sync``: its first type is that of the sum. (Blackwell's names none.)
 #
 # Speed: a tile that does not fit
 # -------------------------------
@@ -400,8 +402,7 @@ for name, (_, tile) in SPEED.items() if "sass" in built.get("row", ()) else ():
         results.append(case | dict(provider=name, metric=metric, value=value))
 
 # %%
-# Two repairs: half the tile for as many warps, or twice the warps. The ceiling
-# here is the product alone, by cuBLAS.
+# Two repairs: half the tile for as many warps, or twice the warps.
 
 calls, times, kernels = {}, {}, {i: repaired(i) for i in (2, 3)}
 if GPU:
@@ -461,8 +462,7 @@ ncu, said = shutil.which("ncu") if GPU else None, "it needs a GPU and ncu"
 if ncu:
     code = source(3), inspect.getsource(launch), script
     said = child(*code, under=[ncu, *OPTIONS.split()])
-lines = [s for s in said.splitlines() if s[:1] == '"' and "__" in s]
-lines = [s for s in lines if "n/a" not in s]
+lines = re.findall('(?m)^".*__(?!.*n/a).*', said)
 for line in lines:
     number, *_, metric, _, value = line.strip('"').split('","')
     name, metric = [*SPEED][int(number) + 1], metric.split(".")[0]
@@ -492,7 +492,7 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 #      - a mask of another axis or of no tail: mask each axis by its own size
 #    * - the first call alone is wrong
 #      - a second call; ``torch.profiler`` counts launches
-#      - a tuner and an update in place: ``restore_value``, or write elsewhere
+#      - a tuner and an update in place: ``restore_value``
 #    * - an error that grows with ``K``
 #      - float64, for several ``K``; the type of the sum in TTGIR or PTX
 #      - a narrow accumulator: float32

@@ -192,6 +192,39 @@ def test_what_the_page_reads(lesson, device, arch, mma, cache, capsys, monkeypat
     assert spills("triton:small") == spills("triton") == 0
 
 
+def test_the_type_of_the_sum_on_blackwell(lesson, cache, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", cache)
+    monkeypatch.setattr(lesson, "SPEED", {"triton": (3, lesson.TILES[0])})
+    monkeypatch.setattr(lesson, "built", lesson.reports(100), raising=False)
+    lesson.read("triton", lesson.TYPES)
+    stages = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+    assert [(stage, int(n) > 0) for stage, n, *_ in stages] == [
+        ("ttgir", True),
+        ("ptx", True),
+        ("sass", True),
+    ]
+    assert stages[0][-1] == "64x64xf32" and stages[1][-1].startswith("tcgen05.mma")
+
+
+def test_what_was_not_compiled_is_said(lesson, capsys, monkeypatch):
+    code = "raise OSError('no ptxas')" + lesson.COMPILE
+    monkeypatch.setattr(lesson, "COMPILE", code)
+    monkeypatch.setattr(lesson, "built", lesson.reports(90), raising=False)
+    lesson.read("row", "ttir:tt.load sass:LDG")
+    assert capsys.readouterr().out == "Left out, asm: ['OSError: no ptxas']\n"
+
+
+def test_without_a_disassembler(lesson, cache, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", cache)
+    code = lesson.COMPILE.replace("{triton.knobs.nvidia.nvdisasm.path}", "/none/nvdisasm")
+    monkeypatch.setattr(lesson, "COMPILE", code)
+    monkeypatch.setattr(lesson, "SPEED", {})
+    monkeypatch.setattr(lesson, "built", lesson.reports(90), raising=False)
+    lesson.read("row", "ttir:tt.load sass:LDG")
+    said = "Left out, no SASS of row: CalledProcessError\n\nttir   1 x tt.load\n"
+    assert capsys.readouterr().out == said
+
+
 def run_alone(folder, **variables):
     (folder / "diagnosis.py").write_bytes(SCRIPT.read_bytes())
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
