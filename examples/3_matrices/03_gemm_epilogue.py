@@ -400,7 +400,8 @@ for axes, op in zip(panels, LAYERS):
         share = [us / base[M] for M, us in line.items()]
         axes.plot([*line], share, style, color=color, label=provider)
     axes.axhline(1, color="#C9731E", label="cublas")
-    axes.set(xscale="log", xlabel="M", title=f"{op}: time / cublas")
+    axes.set(xscale="log", xlim=(0.8, 5000), xlabel="M", title=op)
+panels[0].set(ylabel="time / cublas")
 panels[0].legend()
 plt.show()
 
