@@ -433,7 +433,7 @@ def autotune_gemm() -> Iterator[Variant]:
         arguments = {f"{name}_ptr": f"*{kind}:16" for name in "abc"} | {"bucket": "i32:16"}
         arguments |= dict.fromkeys({"M", "N", "K"} | strides - one, "i32" if ragged else "i32:16")
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        name = f"{kind} {lesson.short(config)} {b} {'ragged' * ragged}"
+        name = f"{kind} {config} {b} {'ragged' * ragged}"
         return Variant(name, arguments, dict.fromkeys(one, 1) | config.kwargs, options, only=only)
 
     yield variant("fp16", lesson.SPACE[6])

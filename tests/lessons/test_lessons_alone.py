@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
-    "autotune": 616,
+    "autotune": 500,
     "diagnosis": 522,
     "fused_elementwise": 385,
     "gemm": 461,
