@@ -88,7 +88,7 @@ _, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
 axes.imshow(order % 4 == 1, cmap="Blues", vmax=2)
 for i, j in product(range(3), range(4)):
     axes.text(j, i, order[i, j].item())
-axes.set(xlabel="columns of weight.T, of the bias", ylabel="rows of x")
+axes.set(xlabel="weight.T and bias", ylabel="rows of x", xticks=[], yticks=[])
 plt.show()
 
 # %%
@@ -402,7 +402,7 @@ for axes, op in zip(panels, LAYERS):
     axes.axhline(1, color="#C9731E", label="cublas")
     axes.set(xscale="log", xlim=(0.8, 5000), xlabel="M", title=op)
 panels[0].set(ylabel="time / cublas")
-panels[0].legend()
+panels[1].legend()
 plt.show()
 
 # %%
