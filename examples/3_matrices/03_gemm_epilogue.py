@@ -402,7 +402,7 @@ for axes, op in zip(panels, LAYERS):
     axes.axhline(1, color="#C9731E", label="cublas")
     axes.set(xscale="log", xlim=(0.8, 5000), xlabel="M", title=op)
 panels[0].set(ylabel="time / cublas")
-panels[1].legend(loc="upper right")
+panels[0].legend(loc="upper left", fontsize="x-small")
 plt.show()
 
 # %%
