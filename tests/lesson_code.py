@@ -37,7 +37,7 @@ def load(stem: str) -> ModuleType:
 
 
 # (lesson, function) of @triton.jit functions that only kernels call
-HELPERS = {("softmax", "shifted_exp")}
+HELPERS = {("softmax", "shifted_exp"), ("gemm_fast", "tile_of")}
 
 
 def kernels(stem: str) -> list[str]:

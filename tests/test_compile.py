@@ -373,6 +373,154 @@ def gemm() -> Iterator[Variant]:
                 yield variant(kind, (64, 64, 128, 4, 3), b, True, "ieee", promote, "sm_9", "fp32")
 
 
+def gemm_fast_pointers() -> Iterator[Variant]:
+    """Tiles of the steps, of the map without TMA, and of matrices that no descriptor holds."""
+    lesson = lesson_code.load("gemm_fast")
+    strides = {f"stride_{s}" for s in ("am", "ak", "bk", "bn", "cm", "cn")}
+
+    def variant(kind, tile, group, b="rows", ragged=False, only=""):
+        one = {"stride_ak", "stride_cn", "stride_bn" if b == "rows" else "stride_bk"}
+        size = "i32" if ragged else "i32:16"
+        arguments = {f"{name}_ptr": f"*{kind}:16" for name in "abc"}
+        arguments |= dict.fromkeys({"M", "N", "K"} | strides - one, size)
+        constants = dict.fromkeys(one, 1) | {"GROUP": group}
+        constants |= dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile))
+        options = {"num_warps": tile[3], "num_stages": tile[4]}
+        name = f"{kind} {tile} {group} {b} {'ragged' * ragged}"
+        return Variant(name, arguments, constants, options, only=only)
+
+    yield variant("fp16", lesson.SMALL, lesson.GROUP)
+    for kind in ("fp16", "bf16"):
+        for b in ("rows", "columns"):
+            for tile in lesson.TILES["pointers"]:
+                # 64 KiB of an MI300 do not hold the larger one's stages.
+                only = "sm_" * (lesson.need(tile) > 2**16)
+                yield variant(kind, tile, lesson.GROUP, b, only=only)
+            for tile in lesson.TILES["single loads"]:
+                yield variant(kind, tile, lesson.GROUP, b, ragged=True)
+    for tile, group in lesson.STEPS.values():
+        yield variant("fp16", tile, group, only="sm_9")
+    for stages in range(1, 6):
+        yield variant("fp16", (128, 128, 64, 8, stages), lesson.GROUP, only="sm_9")
+
+
+def gemm_fast_descriptors() -> Iterator[Variant]:
+    lesson = lesson_code.load("gemm_fast")
+    for kind in ("fp16", "bf16"):
+        for tile in lesson.TILES["descriptors"]:
+            for size in ("i32:16", "i32"):
+                boxes = {"a": (tile[0], tile[2]), "b": (tile[2], tile[1]), "c": tile[:2]}
+                arguments = {
+                    f"{name}_desc": f"tensordesc<{kind}[{rows}, {cols}]>"
+                    for name, (rows, cols) in boxes.items()
+                }
+                arguments |= dict.fromkeys(("M", "N", "K"), size)
+                constants = dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile))
+                constants |= {"GROUP": lesson.GROUP}
+                options = {"num_warps": tile[3], "num_stages": tile[4]}
+                for only in ("sm_9", "sm_10"):
+                    name = f"{kind} {tile} {size}"
+                    yield Variant(name, arguments, constants, options, only=only)
+
+
+def autotune_gemm() -> Iterator[Variant]:
+    """Each configuration, as it is tuned, timed and checked."""
+    lesson = lesson_code.load("autotune")
+    strides = {f"stride_{s}" for s in ("am", "ak", "bk", "bn", "cm", "cn")}
+
+    def variant(kind, config, b="rows", ragged=False, only=""):
+        one = {"stride_ak", "stride_cn", "stride_bn" if b == "rows" else "stride_bk"}
+        arguments = {f"{name}_ptr": f"*{kind}:16" for name in "abc"} | {"bucket": "i32:16"}
+        arguments |= dict.fromkeys({"M", "N", "K"} | strides - one, "i32" if ragged else "i32:16")
+        options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        name = f"{kind} {config} {b} {'ragged' * ragged}"
+        return Variant(name, arguments, dict.fromkeys(one, 1) | config.kwargs, options, only=only)
+
+    yield variant("fp16", lesson.SPACE[6])
+    for config in lesson.SPACE:
+        m, n, k = config.kwargs.values()
+        # The one spills two registers, the other never fits: see the test of its shared memory.
+        if (m, n, k) not in ((16, 128, 128), (128, 256, 128)):
+            yield variant("fp16", config, only="sm_9")
+            for b in ("rows", "columns"):
+                yield variant("bf16", config, b, only="sm_9")
+        if m * n <= 64 * 128 and (m, n) not in ((16, 128), (128, 64)):  # larger ones spill
+            yield variant("fp16", config, ragged=True, only="sm_9")
+
+
+def autotune_add() -> Iterator[Variant]:
+    lesson = lesson_code.load("autotune")
+    for config in lesson.ADD_SPACE:
+        for kind, bits in ("fp32", 32), ("fp16", 16):
+            wide = {f"{name}_ptr": f"*{kind}:16" for name in ("x", "y", "out")}
+            owned = config.kwargs["BLOCK"] * bits // 128  # by each thread of 4 warps
+            for n, width in ("i32:16", min(128, owned)), ("i32", bits):
+                constants, options = config.kwargs | {"stride_x": 1}, {"num_warps": 4}
+                name = f"{kind} {n} {config.kwargs}"
+                yield Variant(name, wide | {"n": n}, constants, options, {width}, {width})
+            strided = wide | {"n": "i32", "stride_x": "i32"}
+            yield Variant(f"{kind} strided", strided, config.kwargs, options, {bits}, {bits})
+
+
+def gemm_epilogue() -> Iterator[Variant]:
+    """Each tile with TMA, and pointers where that is missing or cannot read."""
+    lesson = lesson_code.load("gemm_epilogue")
+    strides = ("xm", "xk", "wn", "wk", "b", "rm", "rn", "om", "on")
+
+    def variant(kind, tile, flat, tma=True, act="gelu_tanh", residual=False, ragged=False, only=""):
+        BM, BN, BK, warps, stages = tile
+        size = "i32" if ragged else "i32:16"
+        arguments = dict.fromkeys([*"MNK"] + [f"stride_{s}" for s in strides], size)
+        for name, rows in ("x", BM), ("w", BN):
+            arguments[name] = f"tensordesc<{kind}[{rows}, {BK}]>" if tma else f"*{kind}:16"
+        arguments |= dict.fromkeys(("bias_ptr", "out_ptr"), f"*{kind}:16")
+        constants = dict.fromkeys(("stride_xk", "stride_wk", "stride_b", "stride_on"), 1)
+        if residual:
+            arguments["res_ptr"] = f"*{kind}:16"
+            constants["stride_rn"] = 1
+        else:
+            constants |= {"res_ptr": None, "stride_rm": 0, "stride_rn": 0}
+        constants |= {"ACT": act, "TMA": tma, "FLAT": flat}
+        constants |= {"BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_K": BK}
+        for name in constants:
+            arguments.pop(name, None)
+        options = {"num_warps": warps, "num_stages": stages}
+        name = f"{kind} {tile} {flat} {tma} {act} {residual} {'ragged' * ragged}"
+        return Variant(name, arguments, constants, options, only=only)
+
+    large, twin, *others = (tile[:5] for tile in lesson.TILES)
+    yield variant("bf16", twin, True, only="sm_9")
+    for act, residual in ("gelu_tanh", False), (None, True), ("gelu_tanh", True):
+        for tile in [large] * (act is None) + [twin]:
+            yield variant("fp16", tile, True, True, act, residual, only="sm_9")
+            yield variant("bf16", tile, True, True, act, residual, only="sm_100")
+        for tile in others:
+            BM, BN, *_ = tile
+            yield variant("bf16", tile, BM == 128, True, act, residual, only="sm_9")
+            for only, stages in ("sm_8", 3), ("gfx", 1):
+                tile = BM, BN, 64, 8 if BM * BN == 16384 else 4, stages
+                yield variant("fp16", tile, False, False, act, residual, only=only)
+        yield variant("fp16", lesson.ODD, False, False, act, residual, True, "sm_")
+        odd = *lesson.ODD[:4], 1
+        yield variant("bf16", odd, False, False, act, residual, True, "gfx")
+
+
+def diagnosis() -> Iterator[Variant]:
+    """Broken, yet the compiler takes it, with tiles that do not spill."""
+    lesson = lesson_code.load("diagnosis")
+    sizes, strides = ("M", "N", "K"), ("stride_am", "stride_bk", "stride_cm")
+    for tile, size, stride in [
+        (lesson.TILES[0], "i32:16", "i32:16"),
+        ((16, 16, 16, 4, 1), "i32", "i32:16"),
+        ((16, 16, 16, 4, 1), "i32", "i32"),
+    ]:
+        arguments = {"a_ptr": "*fp16:16", "b_ptr": "*fp16:16", "c_ptr": "*fp32:16"}
+        arguments |= dict.fromkeys(sizes, size) | dict.fromkeys(strides, stride)
+        options = {"num_warps": tile[3], "num_stages": tile[4]}
+        constants = dict(zip(lesson.BLOCKS, tile))
+        yield Variant(f"{tile} {size} {stride}", arguments, constants, options)
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
@@ -392,6 +540,28 @@ KERNELS |= {
     )
 }
 KERNELS |= {("gemm", "gemm_kernel"): gemm}
+KERNELS |= {("diagnosis", "accumulate_kernel"): diagnosis}
+KERNELS |= {
+    ("diagnosis", "row_sum_kernel"): lambda: lanes(
+        {"x_ptr": "*fp16:16", "out_ptr": "*fp32:16"}, {"N": 1024}, loads={128}
+    )
+}
+KERNELS |= {("gemm_fast", "matmul_kernel"): gemm_fast_pointers}
+KERNELS |= {("gemm_fast", "descriptor_kernel"): gemm_fast_descriptors}
+KERNELS |= {
+    ("gemm_fast", "add_kernel"): lambda: lanes(
+        FP32 | {"y_ptr": "*fp32:16", "n": "i32:16"},
+        {"BLOCK": 512},
+        {"num_warps": 2},
+        loads={128},
+        stores={128},
+    )
+}
+
+# Bytes of shared memory that one program may have.
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
+KERNELS |= {("gemm_epilogue", "linear_act_kernel"): gemm_epilogue}
+KERNELS |= {("autotune", "gemm_kernel"): autotune_gemm, ("autotune", "add_kernel"): autotune_add}
 
 
 def check(kernel, targets, variants) -> list[Report]:
@@ -403,6 +573,7 @@ def check(kernel, targets, variants) -> list[Report]:
         where = f"{kernel[1]}, {target}, {variant.name}"
         assert report.spills == 0 and report.stack == 0, f"{where}: registers are spilled"
         assert 0 < report.registers <= 255, where
+        assert report.shared <= SHARED[target], f"{where}: it does not fit"
         for what, expected in (("load", variant.loads), ("store", variant.stores)):
             found = report.widths(what)
             if expected and target.startswith("sm_"):
@@ -443,6 +614,53 @@ def test_scale_bias_is_contracted(kind, digits):
     )
     assert fused == {f"fma.rn.{digits}"}
     assert apart == {f"mul.rn.{digits}", f"add.rn.{digits}"}
+
+
+def test_gemm_fast_stages_take_the_shared_memory_that_its_page_counts():
+    """``mma.sync`` has its operands in registers: while it runs, one buffer fewer is in use."""
+    lesson = lesson_code.load("gemm_fast")
+    variants = [v for v in gemm_fast_pointers() if v.only == "sm_9"]
+    variants += [v for v in gemm_fast_descriptors() if v.only == "sm_9"]
+    tiles = [tuple(v.constants[f"BLOCK_{axis}"] for axis in "MNK") for v in variants]
+    options = [tuple(v.options.values()) for v in variants]
+    names = ["matmul_kernel" if "a_ptr" in v.arguments else "descriptor_kernel" for v in variants]
+    kernels = [("gemm_fast", name, "sm_90") for name in names]
+    jobs = [Job(*k, v.arguments, v.constants, v.options) for k, v in zip(kernels, variants)]
+    for name, tile, option, report in zip(names, tiles, options, compile_kernels(jobs)):
+        [shape] = set(re.findall(r"mma[.\w:]*\.(m\d+n\d+k16)", report.asm["ptx"]))
+        counted, stages = lesson.need((*tile, *option)), option[1]
+        if option[0] == 2:
+            assert shape == "m16n8k16" and "wgmma" not in report.asm["ptx"]
+            counted = counted * max(1, stages - 1) // stages
+        else:
+            assert shape == f"m64n{tile[1]}k16" and "wgmma.mma_async" in report.asm["ptx"]
+        barriers = 8 * (stages + 1) if name == "descriptor_kernel" else 0
+        assert counted <= report.shared <= counted + barriers, (name, tile, option)
+
+
+@pytest.mark.parametrize(
+    "target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in ("sm_80", "sm_100"))]
+)
+def test_autotune_prunes_by_shared_memory(target):
+    """What is kept fits; what is left out on Hopper would not; hardly a register is spilled."""
+    lesson = lesson_code.load("autotune")
+    [arguments] = [v.arguments for v in autotune_gemm() if v.only == ""]
+    one = dict.fromkeys(("stride_ak", "stride_bn", "stride_cn"), 1)
+    configs = lesson.SPACE[1::2]  # four stages
+    jobs = [
+        Job(
+            *("autotune", "gemm_kernel", target, arguments, one | config.kwargs),
+            {"num_warps": config.num_warps, "num_stages": config.num_stages},
+        )
+        for config in configs
+    ]
+    for config, report in zip(configs, compile_kernels(jobs)):
+        counted = lesson.shared_bytes(config, 2)
+        assert report.shared <= counted, config
+        if counted <= SHARED[target]:
+            assert report.spills <= 8, config
+        elif target == "sm_90":
+            assert report.shared > SHARED[target], config
 
 
 def test_vector_add_loses_wide_loads_at_a_ragged_length():

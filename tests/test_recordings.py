@@ -55,14 +55,26 @@ REACHED = {
         ("norms geomean(triton/torch) metric=GB/s dtype=bfloat16 N<=16384", 1.5),
         ("gemm triton/cublas metric=TFLOP/s M=4096 kind=float16", 0.85),
         ("gemm triton/cublas metric=TFLOP/s M=8192 kind=float16", 0.85),
+        ("autotune min(triton/triton:best) metric=us M>=16", 0.97),
+        ("diagnosis triton/triton:exact metric=TFLOP/s", 4),
+        ("diagnosis triton/torch metric=TFLOP/s", 1.0),
         # On Hopper, 8-bit sums that never go to float32 are far from it.
         ("gemm triton metric=error K=65536 kind=e4m3,None", 1e-3),
+        *(
+            (f"gemm_fast {how}(triton/cublas) metric=TFLOP/s dtype={dtype} N>=2048", least)
+            for dtype in ("float16", "bfloat16")
+            for how, least in (("geomean", 0.95), ("min", 0.9))
+        ),
+        ("gemm_fast triton/cublas metric=TFLOP/s M=1024 dtype=float16", 0.9),
+        ("gemm_epilogue geomean(triton/torch) metric=us M>=512", 1.1),
+        ("gemm_epilogue geomean(triton/torch.compile) metric=us M>=512", 1.0),
     ]
 }
 
 # What it has not reached, and how far it got. Whoever reaches it takes the line out.
 MISSED = {
     "softmax min(triton/torch.compile) metric=GB/s N>=256": 0.996,
+    "gemm_epilogue geomean(triton/torch) metric=us M>=512": 1.0,
 }
 
 

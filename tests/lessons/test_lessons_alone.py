@@ -21,8 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
+    "autotune": 500,
+    "diagnosis": 522,
     "fused_elementwise": 385,
     "gemm": 461,
+    "gemm_epilogue": 470,
+    "gemm_fast": 609,
     "measuring": 380,
     "reductions": 385,
     "softmax": 512,
@@ -32,9 +36,12 @@ MAX_LINES = {
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
+    ("autotune", "gemm(x.half(), x.half())", "a is on cpu; needed: one cuda device"),
     ("copy", "copy(x)", "x is on cpu; pass x.cuda()"),
     ("fused_elementwise", "gelu(x)", "x is on cpu; kernels run on cuda"),
     ("gemm", "gemm(x, x)", "a is on cpu; the kernel runs on cuda"),
+    ("gemm_epilogue", "linear_act(x.half(), x.half())", "x is on cpu; the kernel runs on cuda"),
+    ("gemm_fast", "matmul(x.half(), x.half())", "a is on cpu; all need one cuda device"),
     ("norms", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
     ("reductions", "reduce('sum', x, 0)", "x: cpu, x: cpu, not ('cuda',)"),
     ("softmax", "softmax(x)", "x is on cpu; the kernel runs on cuda"),

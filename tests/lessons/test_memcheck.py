@@ -622,6 +622,7 @@ GPU_ONLY = {"empty_kernel", "thread_kernel", "twice_promised_kernel"}
 # What a lesson does to show what happens then, or never in this process.
 ON_PURPOSE = {
     "debugging": ".*",  # see test_debugging.py
+    "diagnosis": r".* of [abc]_ptr .* shape \((24|32|40), (32|40|56)\).*",  # wrong masks
     "gemm": r".* of [abc]_ptr .* shape \((24, 40|40, 56|24, 56)\).*",  # masks in wrong places
     "programs": r"load of x_ptr .* shape \((2, 3|3, 2)\), .* x_ptr\[3\]",
 }
