@@ -22,6 +22,8 @@ TEXTS = {
 }
 TEXTS = {name: page.read_text("utf-8") for name, page in TEXTS.items()}
 
+NEWEST = (ROOT / ".github" / "workflows" / "newest.yml").read_text("utf-8")
+
 HOME = """\
 import torch
 import triton
@@ -156,6 +158,11 @@ def test_shell(page):
         match words:
             case ["make", *arguments]:
                 check_make(arguments)
+            case ["pip", "install", "-r", file]:
+                assert (ROOT / file).is_file()
+            case ["pip", "install", trial] if trial.startswith("triton=="):
+                version = trial.removeprefix("triton==").removesuffix(".*")
+                assert f'"{version}"' in NEWEST and 'pip install "triton==$TRITON.*"' in NEWEST
             case ["pip", "install", *arguments]:
                 check_pip(arguments)
             case ["python3", "-m", "venv", folder]:
@@ -164,6 +171,8 @@ def test_shell(page):
                 assert script in environments
             case ["python", script] if script.endswith(".py"):
                 check_script(page, script)
+            case ["python", "-m", "pytest", *_]:
+                assert words in map(shlex.split, re.findall("python -m .*", NEWEST))
             case ["python", "-O"]:
                 pass
             case [program, *_]:
