@@ -4,6 +4,7 @@ To prove a new operator, add it to OPERATORS.
 """
 
 import math
+from unittest import mock
 
 import torch
 import triton
@@ -176,13 +177,47 @@ def softmax_allowed(inputs, exact, options):
 
 
 def run_online(lesson):
+    """Rows of any length take the kernel for long ones."""
+
     def online(x, out):
-        out = torch.empty_like(x) if out is None else out
-        if x.numel():
-            lesson.launch(x, out, True)
-        return out
+        with mock.patch.object(lesson, "LONGEST", 0):
+            return lesson.softmax(x, out)
 
     return online
+
+
+def run_naive(lesson):
+    """One row in one program."""
+
+    def naive(x, out):
+        out = torch.empty_like(x) if out is None else out
+        if n := len(x):
+            lesson.naive_kernel[(1,)](x, out, n, triton.next_power_of_2(n))
+        return out
+
+    return naive
+
+
+def run_address(lesson):
+    """The addresses of at most 8 x 8 elements."""
+
+    def address(x, out):
+        out = torch.empty(x.shape, dtype=torch.int64, device=x.device)
+        lesson.address_kernel[(1,)](x, out, *x.shape, *x.stride())
+        return out
+
+    return address
+
+
+def address(inputs, options):
+    x = inputs["x"]
+    i, j = (torch.arange(n, device=x.device) for n in x.shape)
+    return x.data_ptr() + x.itemsize * (i[:, None] * x.stride(0) + j * x.stride(1))
+
+
+def small_square(sizes, dtype, options):
+    shape = tuple(min(n, 8) for n in sizes)
+    return {"x": (shape, dtype), "out": (shape, torch.int64)}
 
 
 def normed(sizes, dtype, options):
@@ -233,10 +268,13 @@ def norm_refusal(inputs, out, options):
     return None
 
 
+def normed_wide(sizes, dtype, options):
+    """Rows that are not kept in registers."""
+    return normed((2, 2**14 + sizes[0]), dtype, options)
+
+
 NORM = dict(
-    tensors=normed,
     allowed=norm_allowed,
-    ranks=(1, 2, 2, 3),
     forms=50,
     mostly_plain=("weight", "bias"),
     options={
@@ -408,6 +446,29 @@ listed = [
         title="max",
     ),
     Operator(
+        "strides_2d",
+        "address_kernel",
+        [F32, F16],
+        small_square,
+        address,
+        ranks=(2,),
+        outs=("new",),
+        run=run_address,
+    ),
+    Operator(
+        "softmax",
+        "naive_kernel",
+        [F32],
+        alike("x"),
+        lambda inputs, options: torch.softmax(inputs["x"].double(), 0),
+        lambda inputs, exact, options: exact * 2**-23 * (64 + finite_size(inputs["x"])),
+        ranks=(1,),
+        most=500,
+        extremes=False,
+        plain=True,
+        run=run_naive,
+    ),
+    Operator(
         "softmax", "softmax", FLOATS, alike("x"), softmax, softmax_allowed, ranks=(2,), forms=50
     ),
     Operator(
@@ -420,13 +481,10 @@ listed = [
         ranks=(1,),
         most=20_000,
         longest=20_000,
-        examples=20,
-        plain=True,
+        examples=15,
         run=run_online,
         title="online softmax",
     ),
-    Operator("norms", "layer_norm", FLOATS, exact=norm(center=True), **NORM),
-    Operator("norms", "rms_norm", FLOATS, exact=norm(center=False), **NORM),
     Operator(
         "gemm",
         "gemm",
@@ -469,6 +527,11 @@ listed = [
         **GEMM,
     ),
 ]
+for function, center in ("layer_norm", True), ("rms_norm", False):
+    promises = "norms", function, FLOATS
+    wide = dict(title=f"{function} of wide rows", ranks=(1,), examples=6)
+    listed.append(Operator(*promises, normed, norm(center), ranks=(1, 2, 2, 3), **NORM))
+    listed.append(Operator(*promises, normed_wide, norm(center), **wide, **NORM))
 listed += [
     Operator(
         "loads_and_masks",
