@@ -16,6 +16,10 @@ SIZES = PRIMES + [2**k + d for k in range(4, 13) for d in (-1, 0, 1)]
 SIZES = sorted({*SIZES, 1, 48, 80, 112, 240, 1008, 2000, 3008})
 
 
+def anything(inputs, out, options):
+    """No view is refused; an output in which positions share an element always is."""
+
+
 @dataclass(frozen=True)
 class Operator:
     """What a wrapper promises; functions get sizes and options as they are drawn."""
@@ -30,7 +34,7 @@ class Operator:
     most: int = 4096  # product of the sizes, and
     longest: int = 4096  # each of them, in the interpreter
     options: dict[str, list] = field(default_factory=dict)  # choices; _names are not passed
-    refusal: Callable = lambda inputs, out, options: None  # an error, if it must refuse
+    refusal: Callable = anything  # inputs, out, options -> the error, if it must refuse
     outs: tuple[str, ...] = ("new", "window", "x")  # or the name of an input
     moves_bits: bool = False  # a NaN, too, stays as it is
     extremes: bool = True  # are infinities and the like among the values?
@@ -121,7 +125,8 @@ def draw_values(rng, operator, dtype):
     if rng.randrange(6) == 0:
         return Values(seed, any_bits=True)
     limits = torch.finfo(dtype)
-    scale = rng.choice([1.0, 1.0, 1.0, 20.0, 1e-3, limits.max / 16, limits.tiny])
+    large = rng.choice([20.0, limits.max**0.5, limits.max / 16])
+    scale = rng.choice([1.0, 1.0, large, rng.choice([1e-3, limits.tiny])])
     return Values(seed, False, scale, rng.choice([0.0, 0.0, 3.0]), rng.choice([0, 0, 1, 3, 99]))
 
 

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 import triton
-from cases import Operator, contiguous
+from cases import Operator, anything, contiguous
 
 FLOATS = [torch.float32, torch.float16, torch.float64, torch.bfloat16]
 INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
@@ -148,9 +148,11 @@ def sums(inputs, options):
 
 
 def sums_allowed(inputs, exact, options):
-    x = inputs["x"]
-    size = finite_size(x).sum(options["dim"])
-    return unless_overflow(32 * work(x) * size, size, x)
+    """Errors cancel, unless all numbers are one and NumPy adds them one by one."""
+    x, dim = inputs["x"], options["dim"]
+    size = finite_size(x).sum(dim)
+    steps = 32 + (x.size(dim) / 2 if x.stride(dim) == 0 else 0)
+    return unless_overflow(steps * work(x) * size, size, x)
 
 
 def maximum_of_nothing(inputs, out, options):
@@ -160,6 +162,21 @@ def maximum_of_nothing(inputs, out, options):
 
 def maximum(inputs, options):
     return inputs["x"].amax(options["dim"])
+
+
+def maximum_allowed(inputs, exact, options):
+    """None; but 0 may stand for -0."""
+    return torch.zeros_like(exact, dtype=torch.float64)
+
+
+def run_few(lesson):
+    """Each program takes many steps, as with large tensors on a GPU."""
+
+    def reduce(op, x, dim, out):
+        with mock.patch.object(lesson, "PROGRAMS", (1, 1)):
+            return lesson.reduce(op, x, dim, out)
+
+    return reduce
 
 
 def softmax(inputs, options):
@@ -184,6 +201,12 @@ def run_online(lesson):
             return lesson.softmax(x, out)
 
     return online
+
+
+def long_rows(sizes, dtype, options):
+    """Of one step, or of more."""
+    shape = 2, options["_more"] + sizes[0]
+    return dict.fromkeys(("x", "out"), (shape, dtype))
 
 
 def run_naive(lesson):
@@ -421,31 +444,6 @@ listed = [
         **FLAT,
     ),
     Operator(
-        "reductions",
-        "reduce",
-        FLOATS + INTS + [torch.bool],
-        reduced,
-        sums,
-        sums_allowed,
-        ranks=(2,),
-        options={"op": ["sum"], "dim": [-2, -1, 0, 1]},
-        outs=("new", "window"),
-        title="sum",
-    ),
-    Operator(
-        "reductions",
-        "reduce",
-        FLOATS + INTS + [torch.bool],
-        reduced,
-        maximum,
-        lambda inputs, exact, options: torch.zeros_like(exact, dtype=torch.float64),
-        ranks=(2,),
-        options={"op": ["max"], "dim": [-2, -1, 0, 1]},
-        outs=("new", "window"),
-        refusal=maximum_of_nothing,
-        title="max",
-    ),
-    Operator(
         "strides_2d",
         "address_kernel",
         [F32, F16],
@@ -475,12 +473,11 @@ listed = [
         "softmax",
         "softmax",
         FLOATS,
-        lambda sizes, dtype, options: dict.fromkeys(("x", "out"), ((2, *sizes), dtype)),
+        long_rows,
         softmax,
         softmax_allowed,
         ranks=(1,),
-        most=20_000,
-        longest=20_000,
+        options={"_more": [0, 16_384]},
         examples=15,
         run=run_online,
         title="online softmax",
@@ -527,11 +524,29 @@ listed = [
         **GEMM,
     ),
 ]
+for title, exact, allowed, refusal in (
+    ("sum", sums, sums_allowed, anything),
+    ("max", maximum, maximum_allowed, maximum_of_nothing),
+):
+    promises = dict(
+        dtypes=FLOATS + INTS + [torch.bool],
+        tensors=reduced,
+        exact=exact,
+        allowed=allowed,
+        ranks=(2,),
+        options={"op": [title], "dim": [-2, -1, 0, 1]},
+        refusal=refusal,
+        outs=("new", "window"),
+    )
+    few = dict(title=f"{title} in few programs", run=run_few, most=2**15, longest=2**15)
+    listed.append(Operator("reductions", "reduce", title=title, **promises))
+    listed.append(Operator("reductions", "reduce", examples=40, **few, **promises))
 for function, center in ("layer_norm", True), ("rms_norm", False):
-    promises = "norms", function, FLOATS
-    wide = dict(title=f"{function} of wide rows", ranks=(1,), examples=6)
-    listed.append(Operator(*promises, normed, norm(center), ranks=(1, 2, 2, 3), **NORM))
-    listed.append(Operator(*promises, normed_wide, norm(center), **wide, **NORM))
+    several = dict(dtypes=FLOATS, tensors=normed, ranks=(1, 2, 2, 3))
+    wide = dict(dtypes=[F32, F16], tensors=normed_wide, ranks=(1,), examples=12)
+    wide["title"] = f"{function} of wide rows"
+    for more in several, wide:
+        listed.append(Operator("norms", function, exact=norm(center), **more, **NORM))
 listed += [
     Operator(
         "loads_and_masks",
