@@ -24,7 +24,7 @@ test:  ## Check everything that needs no GPU (about ten minutes)
 
 test-full:  ## The slow rest: all compile targets, the oldest supported versions
 	$(ALL) $(PYTEST) -n 2 -m full
-	$(OLDEST) $(PYTEST) -n 2 -m "not full and not gpu" tests/lessons
+	$(OLDEST) $(PYTEST) -n 2 -m "not full and not gpu" tests/lessons tests/test_page_*.py
 
 test-gpu:  ## Property tests of the kernels on this machine's GPU
 	$(ALL) $(PYTEST) -m gpu tests/lessons

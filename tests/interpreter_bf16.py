@@ -57,7 +57,9 @@ def install() -> None:
         return dot(self, widened(a), widened(b), c, *rest)
 
     Builder.cast_impl, Builder.create_dot = cast_impl, create_dot
-    Builder.get_bf16 = lambda self, value: rounded(Handle(np.array([value]), tl.float32))
+    Builder.get_bf16 = lambda self, value: rounded(
+        Handle(np.array([value], np.float32), tl.float32)
+    )
 
     def reduced_in_float32(operation):
         """Reductions and scans call NumPy themselves, so they are wrapped as a whole."""

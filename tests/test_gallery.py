@@ -1,5 +1,9 @@
 """What a build does with recordings, lessons and mistakes, on a small site of its own."""
 
+import hashlib
+import json
+import shutil
+
 import pytest
 import sphinx_gallery
 from bs4 import BeautifulSoup
@@ -123,25 +127,84 @@ def test_a_new_recording_replaces_the_mark(site):
     assert "Recorded on Test GPU" in site.page()
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        ("outputs.json", "outputs.json is not the file that was recorded"),
-        ("manifest.json", "manifest.json cannot be read"),
-        ("figure-1.svg", "figure-1.svg is not the file that was recorded"),
-    ],
-)
-def test_a_recording_cut_off(recorded, name, message):
-    path = recorded.recording() / name
-    path.write_bytes(path.read_bytes()[:-30])
-    assert message in build(recorded, torch=False)
-    assert "Not executed" in recorded.page()
-    assert message in BeautifulSoup(recorded.page(), "html.parser").get_text()
+def cut(name):
+    return lambda home: (home / name).write_bytes((home / name).read_bytes()[:-30])
 
 
-def test_a_missing_figure(recorded):
-    (recorded.recording() / "figure-1.svg").unlink()
-    assert "figure-1.svg is missing" in build(recorded, torch=False)
+def unreadable(home):
+    """Not even root can read it."""
+    (home / "results.json").unlink()
+    (home / "results.json").symlink_to("/proc/self/mem")
+
+
+def change(**values):
+    def apply(home):
+        manifest = json.loads((home / "manifest.json").read_text("utf-8"))
+        (home / "manifest.json").write_text(json.dumps(manifest | values), "utf-8")
+
+    return apply
+
+
+def duplicate_case(home):
+    rows = json.loads((home / "results.json").read_text("utf-8"))
+    text = json.dumps([*rows, rows[0]])
+    (home / "results.json").write_text(text, "utf-8")
+    files = json.loads((home / "manifest.json").read_text("utf-8"))["files"]
+    change(files=files | {"results.json": hashlib.sha256(text.encode()).hexdigest()})(home)
+
+
+DAMAGE = {
+    "cut_outputs": (cut("outputs.json"), "outputs.json is not the file that was recorded"),
+    "cut_manifest": (cut("manifest.json"), "manifest.json cannot be read"),
+    "cut_figure": (cut("figure-1.svg"), "figure-1.svg is not the file that was recorded"),
+    "no_figure": (lambda home: (home / "figure-1.svg").unlink(), "figure-1.svg is missing"),
+    "other_code": (change(code="0"), "the code has changed since"),
+    "other_lesson": (change(lesson="tiny"), "it is a recording of the lesson"),
+    "old_hash": (change(hash_version=0), "it was written by another version of the hash"),
+    "duplicate": (duplicate_case, "stands twice"),
+    "not_a_number": (change(seconds=float("nan")), "NaN is not a finite number"),
+    "other_gpu": (change(gpu={"name": "Small GPU", "slug": "small-gpu"}), "recorded on Small GPU"),
+    "unreadable": (unreadable, "results.json cannot be read"),
+}
+
+
+def test_damaged_recordings_are_marked_kept_and_recorded_again(site):
+    """Each kind of damage marks its page, and no other; a build changes no recording."""
+    for number, stem in enumerate(DAMAGE, 2):
+        text = TINY.replace("Tiny\n====", f"{stem}\n{'=' * len(stem)}").replace("tiny", stem)
+        site.lesson(text, f"1_part/{number:02}_{stem}.py")
+    index = "# Home\n\n```{toctree}\nlessons/index\n```\n\n```{recordings}\n```\n"
+    site.write("docs/index.md", index)
+    assert site.record().returncode == 0
+    shutil.rmtree(site.home / "_build")
+    for stem, (damage, _) in DAMAGE.items():
+        damage(site.recording(stem))
+    before = everything(site.home / "docs" / "recordings")
+
+    output = build(site, torch=False)
+    assert everything(site.home / "docs" / "recordings") == before
+    table = BeautifulSoup(site.page("index"), "html.parser").find("table")
+    states = [row.find_all("td")[-1].get_text() for row in table.find_all("tr")[1:]]
+    assert states.pop(0) == "valid"
+    assert "Recorded on Test GPU" in site.page()
+    for number, (stem, (_, message)) in enumerate(DAMAGE.items(), 2):
+        page = BeautifulSoup(site.page(f"lessons/1_part/{number:02}_{stem}"), "html.parser")
+        assert "Not executed" in page.get_text() and message in page.get_text(), stem
+        assert page.find(class_="measured").get_text() == "—"
+        assert f"{stem} was not executed: " in output
+        assert message in states[number - 2]
+
+    recorded = site.record()
+    assert recorded.returncode == 0 and "tiny on" not in recorded.output
+    assert recorded.output.count(" recorded in ") == len(DAMAGE)
+    build(site, torch=False)
+    assert site.page("index").count(">valid<") == len(DAMAGE) + 1
+
+
+def everything(folder):
+    """The bytes of all files in a folder that can be read."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return {path: path.read_bytes() for path in files}
 
 
 def test_record_shows_progress_and_skips_what_is_fresh(recorded):

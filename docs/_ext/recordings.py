@@ -8,6 +8,7 @@ excerpts/       its named texts (IR, PTX, device limits)
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import math
@@ -18,6 +19,15 @@ from pathlib import Path
 
 from lessons import HASH_VERSION
 
+MANIFEST = {
+    "lesson": str,
+    "code": str,
+    "hash_version": int,
+    "gpu": dict,
+    "date": str,
+    "seconds": (int, float),
+    "files": dict,
+}
 RESERVED = {"provider", "metric", "value", "low", "high", "note"}
 
 
@@ -47,7 +57,8 @@ def write(home: Path, manifest: dict, outputs, figures, results, excerpts) -> No
     """Write a recording beside ``home``, then put it in place of the old one.
 
     Whatever goes wrong before the last step (disk full, killed), the old
-    recording stays; `read` finds it even between the two renames.
+    recording stays; `read` finds it even between the two renames. Two that
+    write at the same time take turns.
     """
     check_results(results)
     with _aside(home) as fresh:
@@ -64,53 +75,79 @@ def write(home: Path, manifest: dict, outputs, figures, results, excerpts) -> No
             if path.is_file()
         }
         _dump(fresh / "manifest.json", manifest | {"hash_version": HASH_VERSION, "files": files})
-        read(fresh)
+        _check(fresh)
 
 
 def publish(source: Path, home: Path) -> None:
     """Copy the recording ``source`` to ``home``, in place of the old one."""
     with _aside(home) as fresh:
         shutil.copytree(source, fresh)
-        read(fresh)
+        _check(fresh)
 
 
 @contextlib.contextmanager
 def _aside(home: Path):
     """A folder beside ``home`` that takes its place when the block succeeds."""
+    home.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = home.with_name(f"{home.name}.new"), _old(home)
-    _recover(home)
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        yield fresh
-        shutil.rmtree(old, ignore_errors=True)
-        if home.exists():
-            home.rename(old)
-        fresh.rename(home)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with _locked(home.parent):
         _recover(home)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            yield fresh
+            shutil.rmtree(old, ignore_errors=True)
+            if home.exists():
+                home.rename(old)
+            fresh.rename(home)
+        except BaseException:
+            shutil.rmtree(fresh, ignore_errors=True)
+            _recover(home)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path):
+    """Keep other processes away from the recordings in a folder, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # NFS locks files only
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read(home: Path) -> Recording:
     """Read and check a recording. Raises RecordingError, saying what is wrong."""
-    _recover(home)
+    if not home.parent.is_dir():
+        raise RecordingError("there is no recording")
+    with _locked(home.parent):
+        _recover(home)
+        return _check(home)
+
+
+def _check(home: Path) -> Recording:
     if not home.is_dir():
         raise RecordingError("there is no recording")
     manifest = _load(home / "manifest.json", dict)
-    missing = {"lesson", "code", "hash_version", "gpu", "date", "seconds", "files"} - set(manifest)
-    if missing:
+    if missing := MANIFEST.keys() - manifest.keys():
         raise RecordingError(f"manifest.json lacks {', '.join(sorted(missing))}")
+    for key, kind in MANIFEST.items():
+        if not isinstance(manifest[key], kind):
+            raise RecordingError(f"manifest.json: {key} cannot be {manifest[key]!r}")
+    if missing := {"name", "slug"} - manifest["gpu"].keys():
+        raise RecordingError(f"manifest.json: gpu lacks {', '.join(sorted(missing))}")
     if manifest["lesson"] != home.name.removesuffix(".new"):
         raise RecordingError(f"it is a recording of the lesson '{manifest['lesson']}'")
+    if missing := {"outputs.json", "results.json"} - manifest["files"].keys():
+        raise RecordingError(f"manifest.json: files lacks {', '.join(sorted(missing))}")
     for name, digest in manifest["files"].items():
-        path = home / name
-        if not path.is_file():
-            raise RecordingError(f"{name} is missing")
-        if _sha256(path) != digest:
+        if _sha256(home / name) != digest:
             raise RecordingError(f"{name} is not the file that was recorded (cut off or edited)")
     outputs = _load(home / "outputs.json", list)
+    if not all(isinstance(output, str) for output in outputs):
+        raise RecordingError("outputs.json does not hold texts only")
     results = _load(home / "results.json", list)
     check_results(results)
     return Recording(home, manifest, outputs, results)
@@ -121,6 +158,8 @@ def check_results(results: list[dict]) -> None:
     seen = set()
     for row in results:
         where = f"results: {row!r}"
+        if not isinstance(row, dict):
+            raise RecordingError(f"{where} is not a dict")
         for key in ("provider", "metric"):
             if not isinstance(row.get(key), str):
                 raise RecordingError(f"{where} has no {key}")
@@ -135,7 +174,7 @@ def check_results(results: list[dict]) -> None:
                 raise RecordingError(f"{where}: {key} is neither a number nor a text")
         if type(row.get("bytes", 0)) is not int:
             raise RecordingError(f"{where}: bytes is not an integer")
-        if row.get("dtype", "").startswith("torch."):
+        if str(row.get("dtype")).startswith("torch."):
             raise RecordingError(f"{where}: write the dtype without 'torch.'")
         key = (row["provider"], row["metric"], *sorted(case(row).items()))
         if key in seen:
@@ -167,15 +206,26 @@ def _dump(path: Path, value) -> None:
 
 def _load(path: Path, kind: type):
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise RecordingError(f"{path.name} is missing") from None
-    except (OSError, ValueError) as error:
+        value = json.loads(_bytes(path), parse_constant=_refuse)
+    except ValueError as error:
         raise RecordingError(f"{path.name} cannot be read: {error}") from None
     if not isinstance(value, kind):
         raise RecordingError(f"{path.name} is not a {kind.__name__}")
     return value
 
 
+def _refuse(constant: str):
+    raise ValueError(f"{constant} is not a finite number")
+
+
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(_bytes(path)).hexdigest()
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise RecordingError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise RecordingError(f"{path.name} cannot be read: {error.strerror}") from None

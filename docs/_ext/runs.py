@@ -46,6 +46,8 @@ def load(home: Path, lesson: Lesson) -> Recording:
     """The recording in ``home``. Raises RecordingError if it is not of this code."""
     recording = recordings.read(home)
     manifest = recording.manifest
+    if recording.gpu["slug"] != home.parent.name:
+        raise RecordingError(f"it was recorded on {recording.gpu['name']}, not {home.parent.name}")
     if manifest["hash_version"] != HASH_VERSION:
         raise RecordingError("it was written by another version of the hash; record again")
     if manifest["code"] != lesson.code_hash():

@@ -1,0 +1,564 @@
+"""The public operators of all lessons: what they take, their results in float64, the errors allowed.
+
+To prove a new operator, add it to OPERATORS.
+"""
+
+import math
+from unittest import mock
+
+import torch
+import triton
+from cases import Operator, anything, contiguous
+
+FLOATS = [torch.float32, torch.float16, torch.float64, torch.bfloat16]
+INTS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+ANY = [*FLOATS, *INTS, torch.bool, torch.complex64]
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def alike(*names):
+    """All inputs and the output have one shape and dtype."""
+    return lambda sizes, dtype, options: dict.fromkeys((*names, "out"), (sizes, dtype))
+
+
+def work(tensor):
+    """The epsilon of the arithmetic: FP32, for float64 FP64."""
+    return 2**-52 if tensor.dtype == torch.float64 else 2**-23
+
+
+def finite_size(tensor):
+    """Absolute values without infinities and NaN."""
+    return tensor.double().abs().nan_to_num(0, 0, 0)
+
+
+def unless_overflow(allowed, size, tensor):
+    """Anything goes where a partial sum of this size may pass the largest number."""
+    largest = torch.finfo(torch.float64 if tensor.dtype == torch.float64 else F32).max
+    return torch.where(size >= largest / 2, math.inf, allowed)
+
+
+# Element by element
+
+
+def twice(kernel):
+    """A launch of the kernel, for a lesson that has no wrapper."""
+
+    def run(lesson):
+        def launch(x, out):
+            out = torch.empty_like(x) if out is None else out
+            block = 2048 // x.itemsize
+            if n := x.numel():
+                getattr(lesson, kernel)[(triton.cdiv(n, block),)](x, out, n, block)
+            return out
+
+        return launch
+
+    return run
+
+
+def scale_bias_allowed(inputs, exact, options):
+    x = inputs["x"]
+    return 4 * work(x) * (finite_size(x.double() * options["scale"]) + abs(options["bias"]))
+
+
+def swiglu(inputs, options):
+    gate, up = (t.double() for t in inputs.values())
+    return gate / (1 + torch.exp(-gate)) * up
+
+
+def swiglu_allowed(inputs, exact, options):
+    """exp(-gate) has an error of |gate| roundings, and no value near its end."""
+    gate, up = (t.double() for t in inputs.values())
+    end, least = (-700, 2**-1000) if inputs["up"].dtype == torch.float64 else (-80, 2**-118)
+    relative = work(inputs["up"]) * (8 + 2 * gate.abs().clamp(max=1000))
+    allowed = finite_size(exact) * relative + least * finite_size(up)
+    vanishes = (gate < end) | (gate.abs() < least)  # then 0 * inf is NaN
+    return torch.where(vanishes & up.isinf(), math.inf, allowed)
+
+
+def gelu(inputs, options):
+    x = inputs["x"].double()
+    if options["approximate"] == "none":
+        return x * torch.special.ndtr(x)
+    return x * (0.5 + 0.5 * torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def gelu_allowed(inputs, exact, options):
+    x = inputs["x"]
+    if options["approximate"] == "none" and x.itemsize == 2:
+        return finite_size(exact) * torch.finfo(x.dtype).eps / 32 + 2**-20
+    return 16 * work(x) * (finite_size(exact) + finite_size(x).clamp(max=16))
+
+
+def chain(factor):
+    """k steps ``x -> factor * x + (1 - factor)`` in closed form."""
+
+    def exact(inputs, options):
+        power = factor ** options["k"]
+        return power * inputs["x"].double() + (1 - power)
+
+    return exact
+
+
+def chain_allowed(inputs, exact, options):
+    return options["k"] * 2**-22 * finite_size(inputs["x"]).clamp(min=1)
+
+
+def run_fma(lesson):
+    def fma(x, k, out):
+        out = torch.empty_like(x) if out is None else out
+        lesson.fma(x, out, k)
+        return out
+
+    return fma
+
+
+def owners(lesson):
+    """The wrapper makes no tensor of its own."""
+    return lambda like, block_size, out: lesson.owners(
+        torch.empty_like(like) if out is None else out, block_size
+    )
+
+
+# Rows and columns
+
+
+def transposed(sizes, dtype, options):
+    return {"x": (sizes, dtype), "out": (sizes[::-1], dtype)}
+
+
+def with_bias(sizes, dtype, options):
+    return {"x": (sizes, dtype), "bias": (sizes[1:], dtype), "out": (sizes, dtype)}
+
+
+def added(inputs, options):
+    first, second = inputs.values()
+    return first.double() + second.double()
+
+
+def reduced(sizes, dtype, options):
+    whole = options["op"] == "sum" and not dtype.is_floating_point
+    kept = sizes[1 - options["dim"] % 2]
+    return {"x": (sizes, dtype), "out": ((kept,), torch.int64 if whole else dtype)}
+
+
+def sums(inputs, options):
+    x = inputs["x"]
+    return x.double().sum(options["dim"]) if x.is_floating_point() else x.sum(options["dim"])
+
+
+def sums_allowed(inputs, exact, options):
+    """Errors cancel, unless all numbers are one and NumPy adds them one by one."""
+    x, dim = inputs["x"], options["dim"]
+    size = finite_size(x).sum(dim)
+    steps = 32 + (x.size(dim) / 2 if x.stride(dim) == 0 else 0)
+    return unless_overflow(steps * work(x) * size, size, x)
+
+
+def maximum_of_nothing(inputs, out, options):
+    empty = options["op"] == "max" and inputs["x"].size(options["dim"]) == 0
+    return IndexError if empty else None
+
+
+def maximum(inputs, options):
+    return inputs["x"].amax(options["dim"])
+
+
+def maximum_allowed(inputs, exact, options):
+    """None; but 0 may stand for -0."""
+    return torch.zeros_like(exact, dtype=torch.float64)
+
+
+def run_few(lesson):
+    """Each program takes many steps, as with large tensors on a GPU."""
+
+    def reduce(op, x, dim, out):
+        with mock.patch.object(lesson, "PROGRAMS", (1, 1)):
+            return lesson.reduce(op, x, dim, out)
+
+    return reduce
+
+
+def softmax(inputs, options):
+    return torch.softmax(inputs["x"].double(), 1)
+
+
+def softmax_allowed(inputs, exact, options):
+    """An error of the exponent and of a few operations."""
+    x = inputs["x"].double()
+    if x.numel() == 0:
+        return exact
+    shift = (x - x.amax(1, keepdim=True)).clamp(-200, 0).nan_to_num(-200)
+    tiny = torch.finfo(F32 if inputs["x"].dtype != torch.float64 else torch.float64).tiny
+    return exact * work(inputs["x"]) * (64 - shift) + 2 * tiny
+
+
+def run_online(lesson):
+    """Rows of any length take the kernel for long ones."""
+
+    def online(x, out):
+        with mock.patch.object(lesson, "LONGEST", 0):
+            return lesson.softmax(x, out)
+
+    return online
+
+
+def long_rows(sizes, dtype, options):
+    """Of one step, or of more."""
+    shape = 2, options["_more"] + sizes[0]
+    return dict.fromkeys(("x", "out"), (shape, dtype))
+
+
+def run_naive(lesson):
+    """One row in one program."""
+
+    def naive(x, out):
+        out = torch.empty_like(x) if out is None else out
+        if n := len(x):
+            lesson.naive_kernel[(1,)](x, out, n, triton.next_power_of_2(n))
+        return out
+
+    return naive
+
+
+def run_address(lesson):
+    """The addresses of at most 8 x 8 elements."""
+
+    def address(x, out):
+        out = torch.empty(x.shape, dtype=torch.int64, device=x.device)
+        lesson.address_kernel[(1,)](x, out, *x.shape, *x.stride())
+        return out
+
+    return address
+
+
+def address(inputs, options):
+    x = inputs["x"]
+    i, j = (torch.arange(n, device=x.device) for n in x.shape)
+    return x.data_ptr() + x.itemsize * (i[:, None] * x.stride(0) + j * x.stride(1))
+
+
+def small_square(sizes, dtype, options):
+    shape = tuple(min(n, 8) for n in sizes)
+    return {"x": (shape, dtype), "out": (shape, torch.int64)}
+
+
+def normed(sizes, dtype, options):
+    tensors = {"x": (sizes, dtype), "out": (sizes, dtype)}
+    for name in ("weight", "bias"):
+        if kind := options[f"_{name}"]:
+            tensors[name] = (sizes[-1:], torch.float32 if kind == "float32" else dtype)
+    return tensors
+
+
+def norm(center):
+    def exact(inputs, options):
+        x = inputs["x"].double()
+        for _ in range(2 * center):  # as the first mean is rounded
+            x = x - x.mean(-1, keepdim=True)
+        y = x / (x.square().mean(-1, keepdim=True) + options["eps"]).sqrt()
+        y = y * inputs["weight"].double() if "weight" in inputs else y
+        return y + inputs["bias"].double() if "bias" in inputs else y
+
+    return exact
+
+
+def norm_allowed(inputs, exact, options):
+    """A little of the largest result of the row, and of what is added to it."""
+    x = inputs["x"]
+    if x.numel() == 0:
+        return exact
+    weight, bias = (inputs.get(name, x.new_zeros(1)) for name in ("weight", "bias"))
+    size = finite_size(x)
+    largest = finite_size(exact).amax(-1, keepdim=True) + finite_size(bias).amax()
+    allowed = 16 * work(x) * (largest + finite_size(weight).amax() + 1) + 0 * size
+    allowed = torch.where(weight.isinf(), math.inf, allowed)  # a zero makes it NaN
+    return unless_overflow(allowed, size.square().sum(-1, keepdim=True), x)
+
+
+def norm_refusal(inputs, out, options):
+    """Rows need one distance; parameters are contiguous; out may be x alone."""
+    x = inputs["x"]
+    if any(not t.is_contiguous() for name, t in inputs.items() if name != "x"):
+        return ValueError
+    for t in (x, out):
+        if t is None or x.numel() == 0:
+            continue
+        axes = [axis for axis in range(t.dim() - 1) if t.size(axis) > 1]
+        for outer, inner in zip(axes, axes[1:]):
+            if t.stride(outer) != t.stride(inner) * t.size(inner):
+                return ValueError
+    return None
+
+
+def normed_wide(sizes, dtype, options):
+    """Rows that are not kept in registers."""
+    return normed((2, 2**14 + sizes[0]), dtype, options)
+
+
+NORM = dict(
+    allowed=norm_allowed,
+    forms=50,
+    mostly_plain=("weight", "bias"),
+    options={
+        "_weight": ["", "same", "float32"],
+        "_bias": ["", "same", "float32"],
+        "eps": [1e-5, 1e-6, 0.5],
+    },
+    refusal=norm_refusal,
+)
+
+
+def product(sizes, dtype, options):
+    M, N, K = sizes
+    out = options["out_dtype"] or (F32 if dtype.itemsize == 1 else dtype)
+    return {"a": ((M, K), dtype), "b": ((K, N), dtype), "out": ((M, N), out)}
+
+
+def large_product(sizes, dtype, options):
+    """Enough tiles for a GPU to take the large ones, and distances of a multiple of 16 bytes."""
+    M, N, K = sizes
+    return product((1024 + M, 2048 + 8 * N, 8 * K), dtype, options)
+
+
+def gemm(inputs, options):
+    return inputs["a"].double() @ inputs["b"].double()
+
+
+LOSS = {"ieee": 0, "tf32x3": 2**-18, "tf32": 2**-9}  # of the sum of absolute products
+
+
+def gemm_allowed(inputs, exact, options):
+    a, b = inputs.values()
+    size = finite_size(a) @ finite_size(b)
+    loss = LOSS[options["input_precision"]] if a.itemsize > 1 else 2**-9
+    return unless_overflow(size * (a.shape[1] * 2**-23 + loss) + a.shape[1] * 2**-149, size, a)
+
+
+def gemm_refusal(inputs, out, options):
+    a, b = inputs.values()
+    return ValueError if (out is a or out is b) and out.numel() else None
+
+
+GEMM = dict(
+    exact=gemm,
+    allowed=gemm_allowed,
+    ranks=(3,),
+    most=2**14,
+    longest=200,
+    forms=50,
+    outs=("new", "window", "a", "b"),
+    refusal=gemm_refusal,
+)
+
+
+def same(inputs, options):
+    [x] = inputs.values()
+    return x
+
+
+FLAT = dict(tensors=alike("x"), refusal=contiguous)
+listed = [
+    Operator("copy", "copy", ANY, exact=same, moves_bits=True, **FLAT),
+    Operator(
+        "copy",
+        "fma",
+        [F32],
+        exact=chain(1 - 2**-12),
+        allowed=chain_allowed,
+        options={"k": [0, 1, 17]},
+        ranks=(1,),
+        plain=True,
+        run=run_fma,
+        **FLAT,
+    ),
+    Operator(
+        "programs",
+        "owners",
+        [torch.int32],
+        alike("like"),
+        lambda inputs, options: (
+            torch.arange(len(inputs["like"]), device=inputs["like"].device) // options["block_size"]
+        ),
+        ranks=(1,),
+        most=500,
+        options={"block_size": [1, 8, 128]},
+        plain=True,
+        run=owners,
+    ),
+    Operator(
+        "vector_add",
+        "vector_add",
+        FLOATS,
+        alike("x", "y"),
+        added,
+        outs=("new", "window", "x", "y"),
+        refusal=contiguous,
+    ),
+    Operator(
+        "measuring",
+        "chain",
+        [F32, F16],
+        exact=chain(1 - 2**-10),
+        allowed=chain_allowed,
+        options={"k": [0, 1, 5], "block": [64, 1024]},
+        **FLAT,
+    ),
+    Operator("strides_2d", "copy_2d", ANY, alike("x"), same, ranks=(2,), moves_bits=True),
+    Operator(
+        "strides_2d",
+        "transpose",
+        ANY,
+        transposed,
+        lambda inputs, options: inputs["x"].t(),
+        ranks=(2,),
+        moves_bits=True,
+    ),
+    Operator("strides_2d", "bias_add", FLOATS, with_bias, added, ranks=(2,)),
+    Operator(
+        "fused_elementwise",
+        "scale_bias",
+        FLOATS,
+        exact=lambda inputs, options: inputs["x"].double() * options["scale"] + options["bias"],
+        allowed=scale_bias_allowed,
+        options={"scale": [1.1, 0, -3], "bias": [-0.3, 1e4]},
+        **FLAT,
+    ),
+    Operator(
+        "fused_elementwise",
+        "swiglu",
+        FLOATS,
+        alike("gate", "up"),
+        swiglu,
+        swiglu_allowed,
+        outs=("new", "window", "gate", "up"),
+        refusal=contiguous,
+    ),
+    Operator(
+        "fused_elementwise",
+        "gelu",
+        FLOATS,
+        exact=gelu,
+        allowed=gelu_allowed,
+        options={"approximate": ["none", "tanh"]},
+        **FLAT,
+    ),
+    Operator(
+        "strides_2d",
+        "address_kernel",
+        [F32, F16],
+        small_square,
+        address,
+        ranks=(2,),
+        outs=("new",),
+        run=run_address,
+    ),
+    Operator(
+        "softmax",
+        "naive_kernel",
+        [F32],
+        alike("x"),
+        lambda inputs, options: torch.softmax(inputs["x"].double(), 0),
+        lambda inputs, exact, options: exact * 2**-23 * (64 + finite_size(inputs["x"])),
+        ranks=(1,),
+        most=500,
+        extremes=False,
+        plain=True,
+        run=run_naive,
+    ),
+    Operator(
+        "softmax", "softmax", FLOATS, alike("x"), softmax, softmax_allowed, ranks=(2,), forms=50
+    ),
+    Operator(
+        "softmax",
+        "softmax",
+        FLOATS,
+        long_rows,
+        softmax,
+        softmax_allowed,
+        ranks=(1,),
+        options={"_more": [0, 16_384]},
+        examples=15,
+        run=run_online,
+        title="online softmax",
+    ),
+    Operator(
+        "gemm",
+        "gemm",
+        [F32, F16, BF16],
+        product,
+        options={"out_dtype": [None, F32, F16, BF16], "input_precision": ["ieee"]},
+        **GEMM,
+    ),
+    Operator(
+        "gemm",
+        "gemm",
+        [F32],
+        product,
+        options={"out_dtype": [None], "input_precision": ["tf32", "tf32x3"]},
+        extremes=False,
+        title="gemm in TF32",
+        **GEMM,
+    ),
+    Operator(
+        "gemm",
+        "gemm",
+        [torch.float8_e4m3fn, torch.float8_e5m2],
+        product,
+        options={"out_dtype": [None, BF16], "input_precision": ["ieee"], "promote": [None, 128]},
+        extremes=False,
+        capability=(8, 9),
+        title="gemm of 8 bits",
+        **GEMM,
+    ),
+    Operator(
+        "gemm",
+        "gemm",
+        [F32, F16, BF16],
+        large_product,
+        options={"out_dtype": [None], "input_precision": ["ieee", "tf32"]},
+        extremes=False,
+        plain=True,
+        capability=(9, 0),
+        title="gemm in large tiles",
+        **GEMM,
+    ),
+]
+for title, exact, allowed, refusal in (
+    ("sum", sums, sums_allowed, anything),
+    ("max", maximum, maximum_allowed, maximum_of_nothing),
+):
+    promises = dict(
+        dtypes=FLOATS + INTS + [torch.bool],
+        tensors=reduced,
+        exact=exact,
+        allowed=allowed,
+        ranks=(2,),
+        options={"op": [title], "dim": [-2, -1, 0, 1]},
+        refusal=refusal,
+        outs=("new", "window"),
+    )
+    few = dict(title=f"{title} in few programs", run=run_few, most=2**15, longest=2**15)
+    listed.append(Operator("reductions", "reduce", title=title, **promises))
+    listed.append(Operator("reductions", "reduce", examples=40, **few, **promises))
+for function, center in ("layer_norm", True), ("rms_norm", False):
+    several = dict(dtypes=FLOATS, tensors=normed, ranks=(1, 2, 2, 3))
+    wide = dict(dtypes=[F32, F16], tensors=normed_wide, ranks=(1,), examples=12)
+    wide["title"] = f"{function} of wide rows"
+    for more in several, wide:
+        listed.append(Operator("norms", function, exact=norm(center), **more, **NORM))
+listed += [
+    Operator(
+        "loads_and_masks",
+        kernel,
+        FLOATS,
+        exact=lambda inputs, options: 2 * inputs["x"].double(),
+        ranks=(1,),
+        plain=True,
+        run=twice(kernel),
+        **FLAT,
+    )
+    for kernel in ("twice_kernel", "twice_full_kernel")
+]
+
+OPERATORS = {operator.name: operator for operator in listed}

@@ -1,0 +1,109 @@
+"""Every public operator of the course: drawn cases, against float64, interpreted and on CUDA."""
+
+import dataclasses
+import os
+import random
+import sys
+import time
+
+import lesson_code
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+from cases import again, check, draw  # noqa: E402
+from operators import OPERATORS  # noqa: E402
+
+sys.path.append(str(lesson_code.EXAMPLES / "tools"))
+from triton_memcheck import memcheck  # noqa: E402
+
+# Its kernels are wrong on purpose.
+UNPROVEN = {"debugging"}
+INTERPRETED = [name for name in OPERATORS if OPERATORS[name].capability == (8, 0)]
+SEED = int(os.environ.get("PROOFS_SEED", 0))
+CASES = 10_000  # of each operator, on CUDA
+
+
+def lesson_of(operator):
+    """The lesson's code; interpreted, it does without bfloat16, but here that is mended."""
+    lesson = lesson_code.load(operator.lesson)
+    for value in vars(lesson).values():
+        if isinstance(value, list) and torch.float16 in value and torch.bfloat16 not in value:
+            value.append(torch.bfloat16)
+    if operator.lesson == "reductions":
+        lesson.LEAST[torch.bfloat16] = float("-inf")
+    return lesson
+
+
+@pytest.mark.parametrize("device", ["interpreter"], indirect=True)
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_interpreted(device, name):
+    """With the memory checker at work."""
+    operator = OPERATORS[name]
+    lesson = lesson_of(operator)
+
+    @settings(max_examples=operator.examples, deadline=None)
+    @given(rng=st.randoms(use_true_random=False))
+    def drawn(rng):
+        check(operator, lesson, draw(rng, operator), device, memcheck)
+
+    drawn()
+
+
+def prove(operator, device, forms, turns):
+    """Many cases; a summary of them, and what failed."""
+    lesson, refused, failures = lesson_of(operator), 0, []
+    begin = time.perf_counter()
+    for form in range(forms):
+        rng = random.Random(f"{SEED} {operator.name} {form}")
+        case = draw(rng, operator, 16 * operator.most, 16 * operator.longest)
+        for _ in range(turns):
+            try:
+                refused += check(operator, lesson, case, device)
+            except Exception as error:
+                failures.append(f"{type(error).__name__}: {error}\n{case}")
+            case = again(rng, operator, case)
+    counts = {"cases": forms * turns, "refused": refused, "failures": len(failures)}
+    seconds = round(time.perf_counter() - begin, 1)
+    return {"operator": operator.name} | counts | {"seconds": seconds}, failures
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_on_cuda(device, name, record_property):
+    operator = OPERATORS[name]
+    if torch.cuda.get_device_capability() < operator.capability:
+        pytest.skip(f"compute capability {operator.capability} is needed")
+    summary, failures = prove(operator, device, operator.forms, CASES // operator.forms)
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    gpu = torch.cuda.get_device_name()
+    record_property("proof", {"gpu": gpu} | versions | {"seed": SEED} | summary)
+    assert not failures, failures[0]
+
+
+@pytest.mark.parametrize("device", ["interpreter"], indirect=True)
+def test_many_cases(device):
+    """The loop for CUDA, in small: a right operator, and one whose reference is another one."""
+    operator = OPERATORS["vector_add vector_add"]
+    summary, failures = prove(operator, device, forms=2, turns=3)
+    assert (summary["cases"], failures) == (6, [])
+    other = dataclasses.replace(operator, exact=lambda inputs, options: inputs["x"])
+    summary, failures = prove(other, device, forms=2, turns=3)
+    assert summary["failures"] == len(failures) > 0 and "seed=" in failures[0]
+
+
+@given(n=st.integers(0, 5000), seed=st.integers(0, 9))
+def test_again_leads_to_the_same_kernel(n, seed):
+    operator = OPERATORS["vector_add vector_add"]
+    case = dataclasses.replace(draw(random.Random(seed), operator), sizes=(n,))
+    (other,) = again(random.Random(seed), operator, case).sizes
+    assert triton.next_power_of_2(other) == triton.next_power_of_2(n)
+    assert other % 16 == n % 16 and (other == 1) == (n == 1)
+
+
+def test_every_lesson_with_kernels_is_proven():
+    written = {stem for stem in lesson_code.find() if lesson_code.kernels(stem)}
+    assert {operator.lesson for operator in OPERATORS.values()} == written - UNPROVEN
