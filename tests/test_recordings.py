@@ -74,7 +74,7 @@ REACHED = {
 # What it has not reached, and how far it got. Whoever reaches it takes the line out.
 MISSED = {
     "softmax min(triton/torch.compile) metric=GB/s N>=256": 0.996,
-    "gemm_epilogue geomean(triton/torch) metric=us M>=512": 1.0,
+    "gemm_epilogue geomean(triton/torch) metric=us M>=512": 1.017,
 }
 
 
