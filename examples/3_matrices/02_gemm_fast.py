@@ -2,8 +2,8 @@ r"""
 Fast matrix product: order, stages, instruction, tile
 =====================================================
 
-You take a kernel that is right and slow, and make it as fast as the vendor's
-library, in steps that have a name. Each step is measured alone.
+You take a kernel that is right and slow, and make it nearly as fast as the
+vendor's library, in steps that have a name. Each step is measured alone.
 
 - Which data does one program own? One tile of ``C``; the order says which.
 - How does it move? Through L2 into shared memory, some steps ahead of its use.
@@ -42,8 +42,9 @@ if not CUDA8:
 # -----------------
 #
 # ``2 * M * N * K`` FLOP, at the rate of Tensor Cores: the ceiling here is the
-# best that cuBLAS reaches in the run. A tile of ``m`` by ``n`` asks L2 for
-# ``(m + n) * K`` numbers; what L2 does not hold comes from memory.
+# best that cuBLAS reaches in the run (a kernel may pass it). A tile of ``m`` by
+# ``n`` asks L2 for ``(m + n) * K`` numbers; what L2 does not hold comes from
+# memory.
 
 n = 8192
 print(f"{n} cubed, float16: {2 * n**3:,} FLOP, {6 * n * n:,} bytes at least")
@@ -100,7 +101,8 @@ plt.show()
 # sizes, strides and the shape of a tile. From Hopper on, one thread asks the
 # *Tensor Memory Accelerator* (TMA) for a tile, with zeros past the edge. Rows
 # are contiguous; beginnings and lengths are multiples of 16 bytes, as a store
-# fills up the last 16 bytes of a row. (The interpreter does not show that.)
+# fills up the last 16 bytes of a row, past its end. (The interpreter does not
+# show that.)
 
 
 @triton.jit
@@ -288,8 +290,8 @@ def matmul(a, b, out=None):
 # ------------
 #
 # NaN lie around all. A result may differ from the float64 one by ``eps`` times
-# the lengths of its row and column: one rounding, and ``K`` up to 8192 sums in
-# float32. Rows begin at 16 bytes, or with ``pad = 7`` do not.
+# the norms of its row and column: one rounding, and ``K`` up to 8192 sums in
+# float32. Long rows begin at 16 bytes, or with ``pad = 7`` do not.
 
 
 def random(M, N, K, dtype=F16, pad=0):
@@ -326,10 +328,11 @@ for (M, N, K), pad, dtype in itertools.product(cases, (8, 7), DTYPES):
 # The steps
 # ---------
 #
-# Each step changes one thing. The first program is small: a tile of 64 by 64 in
-# row order, two warps, and one *stage*: load, wait, multiply. The last is
-# ``matmul``. All are checked, then replayed from CUDA graphs in turns: so all
-# have the same clock, at the limit of the GPU's power.
+# Each step changes one thing; a new tile needs warps and stages of its own. The
+# first version is small: a tile of 64 by 64 in row order, two warps, and one
+# *stage*: load, wait, multiply. The last is ``matmul``. All are checked, then
+# replayed from CUDA graphs in turns: so all have the same clock, at the limit
+# of the GPU's power.
 
 STEPS = {  # tile, num_warps and num_stages; GROUP
     "plain": ((64, 64, 64, 2, 1), 1),
@@ -422,7 +425,8 @@ for dtype, (M, N, K) in itertools.product(DTYPES, SIZES) if CUDA8 else ():
 #
 # Take a long ``B``: 128 tiles of 256 columns. In the model, ``strips``, each SM
 # has a program, and what a wave has in common comes from memory once. Nsight
-# Compute, if there is one, counts bytes from L2 and from memory.
+# Compute, if there is one, counts bytes from L2 (``ncu_asked``) and from memory
+# (``ncu_fetched``).
 
 M, N, K = 4096, 32768, 4096
 GROUPS = 1, 2, 4, 8, 16, 32
@@ -470,7 +474,7 @@ for group, us in times.items():
 
 # %%
 # At ``GROUP = 1`` a wave is about a row of tiles: it needs all of ``B``. With
-# 16 it is nearly a square. The model is right: memory delivered
+# 16 it is nearly a square of numbers. The model is right: memory delivered
 # :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB, then
 # :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB. Time falls from
 # :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
@@ -520,13 +524,14 @@ if CUDA8:
     print(f"Different codes of the addition: {len(codes)}")
 
 # %%
-# On this GPU the count is exact. The product takes :measured:`gemm_fast triton
-# metric=us op=product stages=1` with one stage, then :measured:`gemm_fast
-# triton metric=us op=product stages=2`, :measured:`gemm_fast triton metric=us
-# op=product stages=3`, and with four :measured:`gemm_fast triton metric=us
-# op=product stages=4`. Why is more not better? An SM has 228 KiB: room for two
-# programs of 96 KiB, but for one of 128. The addition has no loop, so nothing
-# can be loaded ahead: its code is the same five times.
+# On this GPU the count is exact. The product, 4096 cubed in tiles of 128 by
+# 128, takes :measured:`gemm_fast triton metric=us op=product stages=1` with one
+# stage, then :measured:`gemm_fast triton metric=us op=product stages=2`,
+# :measured:`gemm_fast triton metric=us op=product stages=3`, and with four
+# :measured:`gemm_fast triton metric=us op=product stages=4`. Why is more not
+# better? An SM has 228 KiB: room for two programs of 96 KiB, but for one of
+# 128. The addition has no loop, so nothing can be loaded ahead: its code is the
+# same five times.
 #
 # Which instruction, which tile?
 # ------------------------------
@@ -555,19 +560,19 @@ for tile, us in race(calls).items():
     print(f"{sizes}: {rates[1]:3.0f} TFLOP/s, {said[tile]}")
 
 # %%
-# ``m64n256k16`` reads ``(64 + 256) * 16`` numbers of 2 bytes for
-# ``2 * 64 * 256 * 16`` FLOP: 51 per byte of shared memory. ``n64`` has 32. So
-# wide tiles pay: :measured:`gemm_fast triton metric=TFLOP/s BLOCK_M=128
-# BLOCK_N=256 num_warps=8`. On four warps a thread needs 256 registers for
-# ``acc`` alone, and they spill: :measured:`gemm_fast triton metric=TFLOP/s
-# BLOCK_M=128 BLOCK_N=256 num_warps=4`.
+# ``m64n256k16`` reads ``(64 + 256) * 16`` numbers of 2 bytes for ``2 * 64 * 256
+# * 16`` FLOP: 51 per byte of shared memory. ``n64`` has 32. So a wide tile
+# pays, while ``acc`` fits in registers: :measured:`gemm_fast triton
+# metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=8`. On four warps a thread
+# needs 256 registers for ``acc`` alone, and they spill: :measured:`gemm_fast
+# triton metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=4`.
 #
 # What a launch costs
 # -------------------
 #
 # From Python, a call is checked, described and launched. A graph skips Python;
 # among 50 copies a launch overlaps with the copy before, and L2 holds all
-# matrices. ``launch`` is ``matmul`` without checks.
+# matrices. ``launch`` is ``matmul`` without checks, the tile chosen.
 
 a, b, c = random(*(1024,) * 3 if CUDA8 else (8,) * 3)
 calls = {"cublas": lambda: torch.mm(a, b, out=c)}
@@ -593,8 +598,8 @@ for name, call in calls.items() if CUDA8 else ():
 #
 # .. admonition:: Takeaway
 #
-#    Order decides what memory must deliver, stages what is under way, the tile
-#    which instruction runs and how often a number is used. Turn one at a time.
+#    Order decides what memory must deliver, stages what is under way, the tile and
+#    its warps which instruction runs and how often a number is used.
 #
 # Exercises
 # ---------

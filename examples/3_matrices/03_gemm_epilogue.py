@@ -71,14 +71,16 @@ for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
 
 # %%
 # These are the layers of an MLP of a model of 8 billion parameters. There is
-# little to win: up, one twelfth; down, where each result costs 3.5 times the
-# work, a fortieth. A product that much slower than the library's loses it.
+# little to win: up, from 4096 numbers to 14336, one twelfth at most; down,
+# where each result costs 3.5 times the work, a fortieth. A product that much
+# slower than the library's loses it.
 #
 # Who owns what
 # -------------
 #
-# One program for each SM takes tile after tile. Those at work together should
-# share data in L2: the order fills groups of (here 2) rows, column by column.
+# One or two programs for each SM take tile after tile, if tiles are large.
+# Those at work together should share data in L2: the order fills groups of
+# (here 2) rows, column by column.
 
 order = torch.empty(3, 4, dtype=int)
 for t in range(12):
@@ -102,8 +104,9 @@ plt.show()
 # ``x`` and ``w`` are *tensor descriptors*: address, shape, strides, and the
 # shape of a tile. Hopper's copy engine (TMA) fetches tiles by them, and zeros
 # for what lies outside: no masks. What TMA cannot read comes as a pointer
-# (``TMA`` is false). The outer loop is *flattened*, made one with the inner: so
-# the loads of the next tile are under way during the epilogue.
+# (``TMA`` is false). For large tiles the outer loop is *flattened*, made one
+# with the inner: so the loads of the next tile are under way during the
+# epilogue.
 
 
 @triton.jit
@@ -160,16 +163,16 @@ def linear_act_kernel(
 
 # %%
 # GELU by ``tanh`` needs no ``tanh``: with ``u = sqrt(2 / pi) * (y + 0.044715 *
-# y**3)`` it is ``y / (1 + exp(-2 * u))``. ReLU keeps NaN, as PyTorch's does: a
-# NaN turned into 0 would be hidden.
+# y**3)`` it is ``y / (1 + exp(-2 * u))``, in powers of 2 in the kernel. ReLU
+# keeps NaN, as PyTorch's does: a NaN turned into 0 would be hidden.
 #
 # The wrapper
 # -----------
 #
 # A large tile uses what it loads more often; the last ones may leave SMs idle.
 # So each has a speed, timed on an H200, and the rule counts rounds. With an
-# activation, two programs of the second win: one multiplies while the other
-# ends.
+# activation, two programs of the second tile on an SM beat one of the first:
+# one multiplies while the other ends.
 
 TILES = [  # BLOCK_M, N, K, num_warps, num_stages, programs on an SM, speed
     (128, 256, 64, 8, 3, 1, 1.0), (128, 128, 64, 4, 3, 2, 0.98),
@@ -420,15 +423,18 @@ plt.show()
 # From 512 rows up, ours is :measured:`gemm_epilogue
 # geomean(triton/torch.compile) metric=us M>=512` as fast as ``torch.compile``
 # by geometric mean, and :measured:`gemm_epilogue geomean(triton/torch)
-# metric=us M>=512` as fast as PyTorch. With cuBLAS's product and a free
-# epilogue it could be 1.085 up and 1.024 down: 1.054. GELU takes a part of
-# that, idle SMs another: up at 512 rows the tiles fill 1.7 rounds and take two.
+# metric=us M>=512` as fast as PyTorch. The product of cuBLAS with a free
+# epilogue would be :measured:`gemm_epilogue geomean(cublas/torch) metric=us
+# M>=512` as fast. GELU takes a part of the difference, our own product a part,
+# and idle SMs the rest: up at 512 rows the tiles fill 1.7 rounds and take two.
 # From 16 rows up, the worst case against PyTorch is :measured:`gemm_epilogue
 # min(triton/torch) metric=us M>=16`.
 #
-# With one row fusion can only save a launch. Down takes
-# :measured:`gemm_epilogue triton metric=us op=down M=1`, PyTorch
-# :measured:`gemm_epilogue torch metric=us op=down M=1`, for 117 MB of weight.
+# With one row fusion can only save a launch. Up it does:
+# :measured:`gemm_epilogue triton metric=us op=up M=1` against
+# :measured:`gemm_epilogue torch metric=us op=up M=1`. Down, for the same 117 MB
+# of weight, ours is slower: :measured:`gemm_epilogue triton metric=us op=down
+# M=1` against :measured:`gemm_epilogue torch metric=us op=down M=1`.
 #
 # What a production kernel still needs
 # ------------------------------------
@@ -461,7 +467,7 @@ plt.show()
 # Exercises
 # ---------
 #
-# - Write SwiGLU, ``silu(x @ gate.T) * (x @ up.T)``. Which tile has two sums?
+# - Write SwiGLU, ``silu(x @ gate.T) * (x @ up.T)``. Which tile holds two sums?
 # - Return ``y`` before the activation, too. What does that cost?
 #
 # Reading

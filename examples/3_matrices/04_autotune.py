@@ -44,8 +44,9 @@ def record(provider, metric, value, **case):
 # ---------------------------------
 #
 # A sum of vectors. Now a list names the configurations, and the launch no
-# longer names ``BLOCK``. So the grid is a function of ``meta``, the parameters
-# of the one that runs. In the interpreter ``once`` finds all equally fast.
+# longer names ``BLOCK``: that is an error. So the grid is a function of
+# ``meta``, the parameters of the one that runs. In the interpreter ``once``
+# finds all equally fast.
 
 
 def once(call, quantiles):
@@ -129,7 +130,8 @@ for key in (["n"], ["N"]):
         print(f"  {name:15}", "tunes" if len(tuner.cache) > known else "-")
 
 # %%
-# - A new length tunes again, even by 1. Put a *rounded* size into the key.
+# - A new length tunes again, even by 1. Put a size rounded up to a power
+#   of two into the key.
 # - A dtype enters by itself. Strides do not, nor does the device.
 # - ``N`` is no argument: it is ignored, silently. Compare the names yourself.
 #
@@ -155,9 +157,10 @@ for how in ("nothing", "reset_to_zero", "restore_value"):
 # %%
 # ``reset_to_zero`` acts while it tunes, and once after. Later calls zero
 # nothing, nor does a tuner with a single configuration: if a kernel sums, its
-# wrapper must call ``out.zero_()``. The copies of ``restore_value`` are inside
-# the timed call: :measured:`autotune triton metric=us repair=restore_value`,
-# not :measured:`autotune triton metric=us repair=nothing`.
+# wrapper must call ``out.zero_()``. Without repair each run of the tuner added
+# 1. Repairs are inside the timed call: :measured:`autotune triton metric=us
+# repair=restore_value`, not :measured:`autotune triton metric=us
+# repair=nothing`.
 #
 # A product, and its search space
 # -------------------------------
@@ -166,7 +169,8 @@ for how in ("nothing", "reset_to_zero", "restore_value"):
 # fill the SMs. Large ones load less. Each member of the list needs a reason.
 #
 # - Tiles from 16 rows, the least that a Tensor Core instruction takes, to 256.
-# - ``BLOCK_K``: 64 numbers are a line of 128 bytes. Thin tiles take more.
+# - ``BLOCK_K``: 64 numbers are a line of 128 bytes. Thin tiles take
+#   more. The last one is there to be left out.
 # - ``num_warps``: at least 4, and so many that a thread holds 128 sums at most.
 # - ``num_stages``: 3 or 4 steps under way hide the latency of memory.
 #
@@ -348,7 +352,7 @@ def gemm(a, b):
 # -----------------------------
 #
 # Sizes are multiples of 16, so that the code is the one timed below, but of
-# hardly any tile. Inputs are windows amid NaN, ``out`` is one amid 7s.
+# hardly any tile. Inputs are windows amid NaN, ``c`` is one of 7s.
 
 
 def window(rows, cols, dtype, fill=torch.nan):
@@ -450,19 +454,20 @@ plt.show()
 # columns of ``B`` contiguous). Above: each configuration (tile, stages). Below:
 # the one chosen for each product. Bold: chosen for the product of its column.
 #
-# How near to the best is the choice? At worst :measured:`autotune
+# How near to the best is the choice? At worst, in speed: :measured:`autotune
 # min(triton/triton:best) metric=us M>=16`. What did it cost? To measure 8, then
-# 3: :measured:`autotune triton metric=seconds part=tune M=2048` s. For columns,
-# 8 were compiled first: :measured:`autotune triton metric=seconds part=tune
-# B=columns` s. All that fit: :measured:`autotune triton metric=seconds
-# part=compile dtype=float16` s, with their check.
+# 3, all compiled: :measured:`autotune triton metric=seconds part=tune M=2048`
+# s. For columns, 8 were compiled first: :measured:`autotune triton
+# metric=seconds part=tune B=columns` s. All that fit: :measured:`autotune
+# triton metric=seconds part=compile dtype=float16` s, with their check.
 #
 # A choice is made *for* a key. That for 4096 rows takes :measured:`autotune
 # triton metric=regret tuned=4096,4096,4096,float16,rows
-# run=16,4096,14336,bfloat16,rows` times the best for 16. Strides alone cost
-# :measured:`autotune triton metric=regret tuned=4096,4096,4096,float16,rows
-# run=4096,4096,4096,float16,columns` times: so two are in ``KEY``. How far it
-# is fitted to this GPU, only a second recording can say, on another one.
+# run=16,4096,14336,bfloat16,rows` times the best for the last, of 16 rows.
+# Strides alone cost :measured:`autotune triton metric=regret
+# tuned=4096,4096,4096,float16,rows run=4096,4096,4096,float16,columns` times:
+# so two are in ``KEY``. How far it is fitted to this GPU, only a second
+# recording can say, on another one.
 #
 # What is kept?
 # -------------
