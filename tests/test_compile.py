@@ -224,8 +224,8 @@ def fused_elementwise(kernel, inputs, constants, numbers=()) -> Iterator[Variant
     """A kernel that takes tensors of one kind, with the tile and warps of the wrapper."""
     lesson = lesson_code.load("fused_elementwise")
     for kind, bits in {"bf16": 16, "fp32": 32, "fp16": 16, "fp64": 64}.items():
-        block, warps = lesson.tile(getattr(lesson, kernel), bits // 8)
-        for n, width in ("i32:16", 128), ("i64:16", 128), ("i32", bits):
+        for n, width, many in ("i32:16", 128, 1), ("i64:16", 128, 2**32), ("i32", bits, 2**26):
+            block, warps = lesson.tile(getattr(lesson, kernel), bits // 8, many)
             arguments = dict.fromkeys((*inputs, "out_ptr"), f"*{kind}:16") | {"n": n}
             arguments |= dict.fromkeys(numbers, "fp64")
             for constant in constants:
@@ -433,7 +433,7 @@ def autotune_gemm() -> Iterator[Variant]:
         arguments = {f"{name}_ptr": f"*{kind}:16" for name in "abc"} | {"bucket": "i32:16"}
         arguments |= dict.fromkeys({"M", "N", "K"} | strides - one, "i32" if ragged else "i32:16")
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-        name = f"{kind} {lesson.short(config)} {b} {'ragged' * ragged}"
+        name = f"{kind} {config} {b} {'ragged' * ragged}"
         return Variant(name, arguments, dict.fromkeys(one, 1) | config.kwargs, options, only=only)
 
     yield variant("fp16", lesson.SPACE[6])

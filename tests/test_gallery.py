@@ -173,6 +173,13 @@ def test_a_lesson_that_raises_keeps_its_old_recording(recorded):
     assert (recorded.recording() / "manifest.json").read_text() == before
 
 
+def test_lessons_can_be_recorded_one_by_one(site):
+    site.lesson(TINY, "1_part/02_other.py")
+    for stem in ("tiny", "other"):
+        result = site.record(stem)
+        assert result.returncode == 0 and f"[1/1] {stem} recorded" in result.output, result.output
+
+
 def test_one_that_raises_does_not_stop_the_others(site):
     site.lesson(FAILS, "1_part/00_fails.py")
     result = site.record()

@@ -33,7 +33,7 @@ def execute_script(script_blocks, script_vars, gallery_conf, file_conf):
     run, wanted = runs.current(lesson.stem), None
     if "RECORD" in os.environ:
         wanted = _to_record().get(lesson.stem)
-        if not wanted:
+        if not wanted and run.state == "none":
             return nothing
     if run.state == "none" or wanted:
         if not gpu.can_run_triton():

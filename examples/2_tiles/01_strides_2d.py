@@ -79,7 +79,7 @@ plt.show()
 
 def record(provider, case, moved, call):
     """Time a call that moves so many bytes; keep and return its GB/s."""
-    ms = triton.testing.do_bench(call, 10, 40, quantiles=[0.8, 0.5, 0.2])
+    ms = triton.testing.do_bench(call, 10, 60, quantiles=[0.8, 0.5, 0.2])
     row = dict(zip(("low", "value", "high"), (moved / t / 1e6 for t in ms)))
     results.append(case | row | dict(provider=provider, metric="GB/s"))
     return row["value"]

@@ -113,7 +113,7 @@ def norm_kernel(
     count = tl.minimum(N, KEEP * BLOCK)
     mean = tl.sum(total, 1, keep_dims=True) / count if CENTER else 0.0
     total, square = zeros, zeros
-    stop = N if WIDE else KEEP * BLOCK
+    stop = tl.cast(N, tl.int64) if WIDE else KEEP * BLOCK
     for start in range(0, stop, KEEP * BLOCK):
         for i in tl.static_range(KEEP):
             at = start + i * BLOCK + cols
@@ -161,8 +161,8 @@ PLACES = ["cuda", "cpu"] if INTERPRET else ["cuda"]
 
 def check(name, t, dtypes, shape=None, device=None):
     """Refuse a tensor that the kernel cannot take."""
-    if not isinstance(t, torch.Tensor):
-        raise TypeError(f"{name} is a {type(t).__name__}, not a torch.Tensor")
+    if not isinstance(t, torch.Tensor) or t.is_nested:
+        raise TypeError(f"{name} is a {type(t).__name__}, not a dense tensor")
     if t.dtype not in dtypes:
         raise TypeError(f"{name} has {t.dtype}; supported here: {dtypes}")
     if t.dim() == 0 or t.shape != (t.shape if shape is None else shape):

@@ -41,16 +41,9 @@ if not CUDA8:
 # What it must cost
 # -----------------
 #
-# The work is fixed: ``2 * M * N * K`` FLOP. How often a number travels is not.
-# A tile of ``m`` by ``n`` asks L2 for ``(m + n) * K`` numbers. What L2 does not
-# hold then comes from memory. The bound is the rate of Tensor Cores. Ceiling on
-# this page: the best rate that cuBLAS reaches in the run.
-
-
-def matmul_ref(a, b):
-    """``a @ b`` in float64."""
-    return a.double() @ b.double()
-
+# ``2 * M * N * K`` FLOP, at the rate of Tensor Cores: the ceiling here is the
+# best that cuBLAS reaches in the run. A tile of ``m`` by ``n`` asks L2 for
+# ``(m + n) * K`` numbers; what L2 does not hold comes from memory.
 
 n = 8192
 print(f"{n} cubed, float16: {2 * n**3:,} FLOP, {6 * n * n:,} bytes at least")
@@ -62,9 +55,8 @@ for m in (64, 128, 256):
 # ---------------------------
 #
 # ``C`` has 81 tiles, and 9 programs run at once. In row order they share one
-# strip of ``A`` but need nine of ``B``. What if they formed a square?
-# ``tile_of`` takes ``GROUP`` rows of tiles and goes through them column by
-# column. It is plain arithmetic: kernels call it, and so does Python.
+# strip of ``A`` but need nine of ``B``. ``tile_of`` makes them form a square:
+# it goes through ``GROUP`` rows of tiles column by column.
 
 
 @triton.jit
@@ -87,28 +79,28 @@ _, both = plt.subplots(1, 2, figsize=(7, 3.5), layout="constrained")
 for axes, group in zip(both, (1, 3)):
     rows, cols = strips(9, 9, group, 9)[0]
     print(f"GROUP {group}: {len(rows)} + {len(cols)} strips of A and B")
-    places = [tile_of.fn(pid, 9, 9, group) for pid in range(81)]
-    boxes = [(x, y, 1, 1, pid < 9, pid) for pid, (y, x) in enumerate(places)]
-    boxes += [(-1.6, y, 1.3, 1, y in rows, "A") for y in range(9)]
-    boxes += [(x, -1.6, 1, 1.3, x in cols, "B") for x in range(9)]
-    for x, y, w, h, on, text in boxes:
-        color = "#3B82C499" if on else "none"
-        axes.add_patch(plt.Rectangle((x, y), w, h, fc=color, ec="gray"))
-        axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", size=8)
-    axes.set(xlim=(-1.8, 9.1), ylim=(9.1, -1.8), aspect="equal")
-    axes.set_title(f"GROUP = {group}")
+    text = {tile_of.fn(pid, 9, 9, group): pid for pid in range(81)}
+    text |= {(y, -1.3): "A" for y in rows} | {(-1.3, x): "B" for x in cols}
+    for (y, x), label in text.items():
+        color = "#3B82C499" if label in ("A", "B", *range(9)) else "none"
+        axes.add_patch(plt.Rectangle((x, y), 1, 1, fc=color, ec="gray"))
+        axes.text(x + 0.5, y + 0.5, label, ha="center", va="center", size=8)
+    axes.set(xlim=(-1.4, 9.1), ylim=(9.1, -1.4), title=f"GROUP = {group}")
     axes.axis("off")
 plt.show()
 
 # %%
-# Figure. Tiles of ``C`` with the numbers of their programs. The first nine and
-# what they read are blue: ten strips in row order, six in groups of three rows.
+# Figure. Tiles of ``C`` by program. Blue: the first nine, and what they read.
 #
 # Two kernels
 # -----------
 #
-# The first is the plain kernel with ``tile_of``. It takes any strides, but its
-# threads calculate addresses and masks for each load.
+# The first takes any strides; its threads calculate addresses and masks. The
+# second leaves addresses to the hardware. A *tensor descriptor* holds base,
+# sizes, strides and the shape of a tile. From Hopper on, one thread asks the
+# *Tensor Memory Accelerator* (TMA) for a tile, with zeros past the edge. Rows
+# are contiguous; beginnings and lengths are multiples of 16 bytes, as a store
+# fills up the last 16 bytes of a row. (The interpreter does not show that.)
 
 
 @triton.jit
@@ -140,15 +132,6 @@ def matmul_kernel(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_c)
 
 
-# %%
-# The second leaves addresses to the hardware. A *tensor descriptor* holds base,
-# sizes, strides and the shape of a tile. From Hopper on, one thread asks the
-# *Tensor Memory Accelerator* (TMA) for a whole tile. Past the edge that has
-# zeros: no mask. Rows must be contiguous, and begin at multiples of 16 bytes.
-# Their length must be one too: a store fills up the last 16 bytes of a row, in
-# spite of the size in the descriptor. (The interpreter does not show that.)
-
-
 @triton.jit
 def descriptor_kernel(
     a_desc, b_desc, c_desc, M, N, K,
@@ -168,11 +151,9 @@ def descriptor_kernel(
 # The wrapper
 # -----------
 #
-# The first kernel takes over without TMA, for matrices that do not suit it, and
-# for ``K = 0``. Which tile is best? Count waves, as a last one that is nearly
-# empty takes as long as a full one. A wave takes the area of a tile times ``K``
-# over the speed of its programs, plus what is outside of the loop: first loads
-# and the store. Programs that share an SM hide that from each other.
+# The first kernel takes what does not suit TMA, and ``K = 0``. Which tile is
+# best? Count waves: a nearly empty one takes as long as a full one, the area of
+# a tile times ``K`` over the speed of its programs, plus first loads and store.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
@@ -208,7 +189,7 @@ def suits(t):
     """Can a descriptor hold it?"""
     (apart, near), cols = t.stride(), t.shape[1]
     aligned = ((apart | cols) * t.itemsize | t.data_ptr()) % 16 == 0
-    return aligned and near == 1 and apart >= cols > 0
+    return aligned and near == 1 and 2**39 > apart >= cols > 0
 
 
 @functools.lru_cache  # else it would take longer than the launch
@@ -264,9 +245,9 @@ def check(name, t, a):
 
 
 def ends(t):
-    """The address of the first byte, and that after the last."""
+    """The addresses of the first number and of the last."""
     last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.itemsize
+    return t.data_ptr(), t.data_ptr() + last * t.itemsize
 
 
 def matmul(a, b, out=None):
@@ -275,8 +256,7 @@ def matmul(a, b, out=None):
     a, b: (M, K) and (K, N), any sizes and strides, on one CUDA device; both
         float16, or bfloat16 from compute capability 8.0 on. K = 0: zeros.
         Interpreted: CPU, only float16. Contiguous, aligned rows are fastest.
-    out: where to write, (M, N), of their dtype, any strides that do not
-        overlap, apart from a and b.
+    out: (M, N), their dtype, any strides that do not overlap, apart from both.
     Raises TypeError for a wrong type or dtype, ValueError for the rest.
     """
     check("a", a, a)
@@ -295,7 +275,7 @@ def matmul(a, b, out=None):
         raise ValueError(f"out may overlap itself: strides {out.stride()}")
     for name, t in (("a", a), ("b", b)):
         (start, end), (first, last) = ends(out), ends(t)
-        if K and max(start, first) < min(end, last):
+        if K and max(start, first) <= min(end, last):
             raise ValueError(f"out lies among the bytes of {name}; copy {name}")
     with torch.cuda.device_of(a):  # launch where the data is
         launch(a, b, out, *pick(a, b, out))
@@ -307,50 +287,49 @@ def matmul(a, b, out=None):
 # Is it right?
 # ------------
 #
-# Inputs have NaN around, ``out`` lies among 7s. A result may differ from the
-# float64 one by ``K * 2**-23`` of the sum of ``abs(a) * abs(b)``, and by one
-# rounding. Rows begin at 16 bytes, or do not.
+# NaN lie around all. A result may differ from the float64 one by ``eps`` times
+# the lengths of its row and column: one rounding, and ``K`` up to 8192 sums in
+# float32. Rows begin at 16 bytes, or with ``pad = 7`` do not.
 
 
-def window(rows, cols, dtype, odd, fill=torch.nan):
-    """Random numbers amid a buffer of ``fill``."""
-    shape = rows + 16, cols + -cols % 8 + 16 + odd
-    room = torch.full(shape, fill, dtype=dtype, device=DEVICE)
-    random = torch.randn(rows, cols, device=DEVICE)
-    return room[8:-8, 8 : 8 + cols].copy_(random)
+def random(M, N, K, dtype=F16, pad=0):
+    """Two matrices and room for their product, each amid NaN."""
+    found = []
+    for m, n in (M, K), (K, N), (M, N):
+        room = torch.full((m + 2 * pad, n + 2 * pad), torch.nan, device=DEVICE)
+        found += [room.to(dtype)[pad : pad + m, pad : pad + n].normal_()]
+    return found
 
 
-def is_right(c, a, b):
-    """Was all of c written as it should be, and nothing around it?"""
-    exact, limits = matmul_ref(a, b), torch.finfo(c.dtype)
-    bound = matmul_ref(a.abs(), b.abs()) * a.shape[1] * 2**-23
-    bound += exact.abs() * limits.eps / 2 + limits.tiny * limits.eps
-    right = ((c - exact).abs() <= bound).all()
-    c.fill_(7)
-    return bool(right and (c._base == 7).all())
+def verify(call, a, b, c, rows=64):
+    """Call: all of c must be written, and its last rows must be right."""
+    c.fill_(torch.nan)
+    kernel, limits = call(), torch.finfo(c.dtype)
+    a, b = a[-rows:].double(), b.double()
+    bound = limits.eps * a.norm(dim=1)[:, None] * b.norm(dim=0) + limits.tiny
+    if c.isnan().any() or ((c[-rows:] - a @ b).abs() > bound).any():
+        raise RuntimeError(f"a product is wrong: {call}")
+    return kernel
 
 
 cases = [(0, 5, 3), (5, 7, 0), (1, 1, 1), (127, 129, 65), (199, 304, 72)]
 cases += [(4099, 8200, 520)] * (DEVICE == "cuda")
-for (M, N, K), odd in itertools.product(cases, (0, 1)):
-    for dtype in DTYPES:
-        a, b = window(M, K, dtype, odd), window(K, N, dtype, odd)
-        c = window(M, N, dtype, odd, 7)
-        if not is_right(matmul(a, b, c), a, b):
-            raise RuntimeError(f"{M, N, K, odd, dtype} is wrong")
+for (M, N, K), pad, dtype in itertools.product(cases, (8, 7), DTYPES):
+    a, b, c = random(M, N, K, dtype, pad)
+    verify(functools.partial(matmul, a, b, c), a, b, c, rows=M)
+    if not c.fill_(torch.nan)._base.isnan().all():
+        raise RuntimeError(f"{M, N, K, pad, dtype}: written around c")
     kind = "descriptors" if pick(a, b, c)[1] else "pointers"
-    print(f"{M} x {N} x {K}, {kind}: right")
+    print(f"{M} x {N} x {K}, {dtype}, {kind}: right")
 
 # %%
 # The steps
 # ---------
 #
 # Each step changes one thing. The first program is small: a tile of 64 by 64 in
-# row order, two warps, and one *stage*: load, wait, multiply. The last step is
-# ``matmul``. All are checked, then replayed in turns from CUDA graphs, 50
-# times, on normally distributed numbers. Turns matter: a large product runs at
-# the limit of the GPU's power. In turns all have the same clock; in a block of
-# its own, a contender that takes less energy per FLOP would get a higher one.
+# row order, two warps, and one *stage*: load, wait, multiply. The last is
+# ``matmul``. All are checked, then replayed from CUDA graphs in turns: so all
+# have the same clock, at the limit of the GPU's power.
 
 STEPS = {  # tile, num_warps and num_stages; GROUP
     "plain": ((64, 64, 64, 2, 1), 1),
@@ -391,98 +370,59 @@ def race(calls, copies=1):
     return {name: shot[9:40:15] for name, shot in zip(calls, shots)}
 
 
-def random(M, N, K, dtype=F16):
-    """Two matrices and room for their product."""
-    sizes = (M, K), (K, N), (M, N)
-    return [torch.randn(*size, device=DEVICE).to(dtype) for size in sizes]
-
-
-def verify(call, a, b, c):
-    """Call: all of c must be written, and its last rows must be right."""
-    c.fill_(torch.nan)
-    kernel, exact = call(), matmul_ref(a[-64:], b)
-    error = (c[-64:] - exact).norm() / exact.norm()
-    if c.isnan().any() or error > torch.finfo(c.dtype).eps:
-        raise RuntimeError(f"a product is wrong: {call}, {error}")
-    return kernel
-
-
-_, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+fits = {name: how for name, how in STEPS.items() if need(how[0]) <= SHARED}
+if len(fits) < len(STEPS):
+    print("Left out, it takes too much shared memory:", *STEPS.keys() - fits)
 roofs, cases = dict.fromkeys(DTYPES, 0), itertools.product(DTYPES, SIZES)
 for dtype, (M, N, K) in cases if CUDA8 else ():
     a, b, c = random(M, N, K, dtype)
     calls = {"cublas": lambda: torch.mm(a, b, out=c)}
-    for step, (tile, group) in STEPS.items() if dtype == F16 else ():
-        if need(tile) <= SHARED:
-            run = functools.partial(launch, a, b, c, tile, group=group)
-            calls[f"triton:{step}"] = run
-        else:
-            print(f"Left out, it takes too much shared memory: {step}")
+    for step, (tile, group) in fits.items() if dtype == F16 else ():
+        run = functools.partial(launch, a, b, c, tile, group=group)
+        calls[f"triton:{step}"] = run
     calls["triton"] = lambda: matmul(a, b, c)
     for call in calls.values():
         verify(call, a, b, c)
     print(f"{M} x {N} x {K}, {dtype}, TFLOP/s", end=": ")
-    rates, case = {}, dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
+    case = dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
     for name, us in race(calls).items():
-        low, rates[name], high = (2e-6 * M * N * K / t for t in us[::-1])
-        record(name, "TFLOP/s", (low, rates[name], high), **case)
-        print(f"{name.split(':')[-1]} {rates[name]:.0f}", end="  ")
+        rates = [2e-6 * M * N * K / t for t in us[::-1]]
+        record(name, "TFLOP/s", rates, **case)
+        print(f"{name.split(':')[-1]} {rates[1]:.0f}", end="  ")
+        roofs[dtype] = max(roofs[dtype], rates[1] * (name == "cublas"))
     print()
-    roofs[dtype] = max(roofs[dtype], peer := rates.pop("cublas"))
-    if dtype == F16:
-        steps = [name.split(":")[-1] for name in rates]
-        shares = [rate / peer for rate in rates.values()]
-        axes.plot(steps, shares, "o-", label=f"{M} x {N} x {K}")
 for dtype, (M, N, K) in itertools.product(DTYPES, SIZES) if CUDA8 else ():
     case = dict(M=M, N=N, K=K, dtype=str(dtype)[6:])
     record("ceiling", "TFLOP/s", [roofs[dtype]] * 3, **case)
-for line, alpha in zip(axes.lines, (0.2, 0.4, 0.6, 0.8, 1)):
-    line.set(color="#3B82C4", alpha=alpha)
-axes.axhline(1, color="#C9731E", label="cublas")
-axes.set(ylabel="speed / cuBLAS")
-axes.legend(fontsize=8)
-plt.show()
 
 # %%
-# Figure. Speed after each step, over that of cuBLAS, in float16.
+# At 4096 cubed in float16, cuBLAS has :measured:`gemm_fast cublas
+# metric=TFLOP/s M=4096 dtype=float16`. ``plain`` waits for its loads:
+# :measured:`gemm_fast triton:plain metric=TFLOP/s M=4096 dtype=float16`.
+# ``order`` waits too: :measured:`gemm_fast triton:order metric=TFLOP/s M=4096
+# dtype=float16`. ``stages`` has three loads under way: :measured:`gemm_fast
+# triton:stages metric=TFLOP/s M=4096 dtype=float16`. ``instruction``, for four
+# warps: :measured:`gemm_fast triton:instruction metric=TFLOP/s M=4096
+# dtype=float16`. ``tile`` uses numbers two or four times as often:
+# :measured:`gemm_fast triton:tile metric=TFLOP/s M=4096 dtype=float16`.
+# Descriptors: :measured:`gemm_fast triton metric=TFLOP/s M=4096 dtype=float16`.
 #
-# At 4096 cubed cuBLAS has :measured:`gemm_fast cublas metric=TFLOP/s M=4096
-# dtype=float16`.
-#
-# - ``plain``: :measured:`gemm_fast triton:plain metric=TFLOP/s M=4096
-#   dtype=float16`. Each step of ``K`` waits for its loads.
-# - ``order``: :measured:`gemm_fast triton:order metric=TFLOP/s M=4096
-#   dtype=float16`. Less comes from memory, but a program waits all the same.
-# - ``stages``: :measured:`gemm_fast triton:stages metric=TFLOP/s M=4096
-#   dtype=float16`. Loads of three steps are under way.
-# - ``instruction``: :measured:`gemm_fast triton:instruction metric=TFLOP/s
-#   M=4096 dtype=float16`. Four warps get another one; the tile is small for it.
-# - ``tile``: :measured:`gemm_fast triton:tile metric=TFLOP/s M=4096
-#   dtype=float16`. Each number is used two or four times as often.
-# - ``triton``: :measured:`gemm_fast triton metric=TFLOP/s M=4096
-#   dtype=float16`. Descriptors, and a tile by size.
-#
-# From 2048 on that is, as a geometric mean over cuBLAS, :measured:`gemm_fast
-# geomean(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048`, at least
+# From 2048 on that is, over cuBLAS, :measured:`gemm_fast geomean(triton/cublas)
+# metric=TFLOP/s dtype=float16 N>=2048` as a geometric mean, at least
 # :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048`;
 # in bfloat16 :measured:`gemm_fast geomean(triton/cublas) metric=TFLOP/s
 # dtype=bfloat16 N>=2048` and :measured:`gemm_fast min(triton/cublas)
-# metric=TFLOP/s dtype=bfloat16 N>=2048`. At 1024 the large tile makes 32
-# programs, so most SMs are idle: :measured:`gemm_fast triton:tile
-# metric=TFLOP/s M=1024 dtype=float16`. ``best`` takes 64 by 128:
-# :measured:`gemm_fast triton metric=TFLOP/s M=1024 dtype=float16`. With ``K``
-# of 1024 much lies outside of the loop. ``best`` takes 128 by 128, so that two
-# programs share an SM: :measured:`gemm_fast triton metric=TFLOP/s M=16384
-# dtype=float16` instead of :measured:`gemm_fast triton:tile metric=TFLOP/s
-# M=16384 dtype=float16`.
+# metric=TFLOP/s dtype=bfloat16 N>=2048`. At 1024 the large tile makes only 32
+# programs: :measured:`gemm_fast triton:tile metric=TFLOP/s M=1024
+# dtype=float16`; 64 by 128 has :measured:`gemm_fast triton metric=TFLOP/s
+# M=1024 dtype=float16`.
 #
 # Order, counted
 # --------------
 #
-# When does order matter? Take a long ``B``: 128 tiles of 256 columns. The model
-# is ``strips``: a program on each SM, and what a wave has in common comes from
-# memory once. Nsight Compute, if there is one, counts the bytes that SMs got
-# from L2, and those that came from memory.
+# Take a long ``B``: 128 tiles of 256 columns. In the model, ``strips``, each SM
+# has a program, and what a wave has in common comes from memory once. Nsight
+# Compute, if there is one, counts bytes from L2 and from memory.
 
 M, N, K = 4096, 32768, 4096
 GROUPS = 1, 2, 4, 8, 16, 32
@@ -534,17 +474,15 @@ for group, us in times.items():
 # :measured:`gemm_fast triton metric=ncu_fetched GROUP=1` GB, then
 # :measured:`gemm_fast triton metric=ncu_fetched GROUP=16` GB. Time falls from
 # :measured:`gemm_fast triton metric=us GROUP=1` to :measured:`gemm_fast triton
-# metric=us GROUP=2` with two rows, and hardly further, :measured:`gemm_fast
-# triton metric=us GROUP=16` with 16: then memory is fast enough. What SMs ask
-# of L2 is the same in any order; only a larger tile asks less.
+# metric=us GROUP=2` with two rows, and hardly further: memory is fast enough.
+# What SMs ask of L2 is the same in any order; a larger tile asks less.
 #
 # Stages, and where they do nothing
 # ---------------------------------
 #
 # With ``num_stages = s`` loads of later steps run while this step multiplies.
-# Each step under way needs room in shared memory. So the compiler should take
-# ``s * (BLOCK_M * BLOCK_K + BLOCK_K * BLOCK_N) * size`` bytes. Does it? And
-# what do stages do for a vector addition, where no step follows?
+# That needs ``s * (BLOCK_M * BLOCK_K + BLOCK_K * BLOCK_N) * size`` bytes of
+# shared memory. Does it? And what about vector addition, with no later step?
 
 
 @triton.jit
@@ -562,101 +500,79 @@ add = functools.partial(add_kernel[(triton.cdiv(n, 512),)], x, y, out, n, 512)
 codes = set()
 for stages in range(1, 6):
     tile = 128, 128, 64, 8, stages
-    runs = dict(add=functools.partial(add, num_stages=stages))
-    if need(tile) <= SHARED:
-        runs["product"] = functools.partial(launch, a, b, c, tile)
+    calls = {"add": functools.partial(add, num_stages=stages)}
     out.fill_(torch.nan)
-    kernels = dict(add=runs["add"]())
-    if "product" in runs:
-        kernels["product"] = verify(runs["product"], a, b, c)
+    kernels = {"add": calls["add"]()}
+    if need(tile) <= SHARED:
+        calls["product"] = functools.partial(launch, a, b, c, tile)
+        kernels["product"] = verify(calls["product"], a, b, c)
     if not torch.equal(out, x + y):
         raise RuntimeError(f"the addition is wrong with {stages} stages")
     print(f"{stages} stages: counted {need(tile):7,} bytes", end="")
-    for op, us in race(runs if CUDA8 else {}).items():
+    for op, us in race(calls if CUDA8 else {}).items():
         taken, case = kernels[op].metadata.shared, dict(op=op, stages=stages)
         record("triton", "us", us, **case)
         record("triton", "shared", [taken] * 3, **case)
         print(f"; {op}: {taken:7,} taken, {us[1]:5.1f} us", end="")
         codes |= {kernels["add"].asm.get("ptx")}
-    print("" if "product" in runs else "; left out, it takes too much")
+    print("" if "product" in calls else "; left out, it takes too much")
 if CUDA8:
     print(f"Different codes of the addition: {len(codes)}")
 
 # %%
 # On this GPU the count is exact. The product takes :measured:`gemm_fast triton
-# metric=us op=product stages=1` with one stage, :measured:`gemm_fast triton
-# metric=us op=product stages=2` with two, :measured:`gemm_fast triton metric=us
-# op=product stages=3` with three, and :measured:`gemm_fast triton metric=us
-# op=product stages=4` with four. Why is more not better? An SM has 228 KiB:
-# room for two programs of 96 KiB, but for one of 128. The addition has no loop,
-# so nothing can be loaded ahead: its code is the same five times.
+# metric=us op=product stages=1` with one stage, then :measured:`gemm_fast
+# triton metric=us op=product stages=2`, :measured:`gemm_fast triton metric=us
+# op=product stages=3`, and with four :measured:`gemm_fast triton metric=us
+# op=product stages=4`. Why is more not better? An SM has 228 KiB: room for two
+# programs of 96 KiB, but for one of 128. The addition has no loop, so nothing
+# can be loaded ahead: its code is the same five times.
 #
 # Which instruction, which tile?
 # ------------------------------
 #
-# ``tl.dot`` names no instruction. The compiler takes one by tile and warps, and
-# its PTX tells which. ``mma.sync`` is done by one warp, which first brings both
-# operands into registers: one buffer fewer is in use. Hopper's
-# ``wgmma.mma_async`` is done by four warps, 64 rows at a time. It reads shared
-# memory, and goes on while they do something else.
+# The compiler chooses the instruction of ``tl.dot`` by tile and warps; its PTX
+# tells. ``mma.sync`` is done by one warp, which first brings both operands into
+# registers. Hopper's ``wgmma`` is done by four warps, 64 rows at a time, from
+# shared memory, while they do something else. All tiles: 4096 cubed, float16.
 
-HEIGHTS, WIDTHS = (32, 64, 128, 256), (64, 128, 256)
 MMA = r"\b(wgmma|mma\.sync|tcgen05\.mma)[.\w:]*?(m\d+n\d+k\d+|kind)"
-calls, said = {}, {}
-for warps, BM, BN in itertools.product((4, 8), HEIGHTS, WIDTHS):
+calls, said, heights = {}, {}, (32, 64, 128, 256)
+for warps, BM, BN in itertools.product((4, 8), heights, (64, 128, 256)):
     tile = BM, BN, 64, warps, 3
     if CUDA8 and need(tile) + 1024 <= SHARED:
         calls[tile] = functools.partial(launch, a, b, c, tile, TMA)
         kernel = verify(calls[tile], a, b, c)
         found = re.search(MMA, kernel.asm.get("ptx", ""))
-        said[tile] = [*found.groups()] if found else []
-        said[tile] += [f"{kernel.n_spills} spilled"] * (kernel.n_spills > 0)
-_, panels = plt.subplots(1, 2, figsize=(7, 4.4), layout="constrained")
+        said[tile] = " ".join(found.groups()) if found else "none found"
+        said[tile] += f" {kernel.n_spills} spilled" * (kernel.n_spills > 0)
 for tile, us in race(calls).items():
-    (BM, BN, _, warps, _), axes = tile, panels[tile[3] // 8]
     rates = [2e-6 * 4096**3 / t for t in us[::-1]]
-    case = dict(BLOCK_M=BM, BLOCK_N=BN, num_warps=warps)
-    record("triton", "TFLOP/s", rates, note=" ".join(said[tile]), **case)
+    case = dict(BLOCK_M=tile[0], BLOCK_N=tile[1], num_warps=tile[3])
+    record("triton", "TFLOP/s", rates, note=said[tile], **case)
     record("ceiling", "TFLOP/s", [roofs[F16]] * 3, **case)
-    x, y = WIDTHS.index(BN), HEIGHTS.index(BM)
-    color = "#3B82C4" if "wgmma" in said[tile] else "#2A9070"
-    alpha = min(1, rates[1] / roofs[F16]) / 2
-    axes.bar(x, 0.95, 0.95, y, color=color, alpha=alpha)
-    words = "\n".join([*said[tile], f"{rates[1]:.0f}"])
-    axes.text(x, y + 0.5, words, ha="center", va="center", size=8)
-for axes, warps in zip(panels, (4, 8)):
-    axes.set(title=f"num_warps = {warps}", xlabel="BLOCK_N", ylabel="BLOCK_M")
-    axes.set(xlim=(-0.5, 2.5), ylim=(4, 0))
-    axes.set_xticks(range(3), WIDTHS)
-    axes.set_yticks([0.5, 1.5, 2.5, 3.5], HEIGHTS)
-    axes.grid(False)
-plt.show()
+    sizes = f"{tile[0]:3} x {tile[1]:3}, {tile[3]} warps"
+    print(f"{sizes}: {rates[1]:3.0f} TFLOP/s, {said[tile]}")
 
 # %%
-# Figure. Matrix instruction and TFLOP/s of each tile, at 4096 cubed in float16
-# with three stages. Blue: ``wgmma``. Green: another. No cell: it does not fit.
-#
 # ``m64n256k16`` reads ``(64 + 256) * 16`` numbers of 2 bytes for
 # ``2 * 64 * 256 * 16`` FLOP: 51 per byte of shared memory. ``n64`` has 32. So
-# ``wgmma`` pays with wide tiles: :measured:`gemm_fast triton metric=TFLOP/s
-# BLOCK_M=128 BLOCK_N=256 num_warps=8`. On four warps a thread would need 256
-# registers for ``acc`` alone, and they spill: :measured:`gemm_fast triton
-# metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=4`.
+# wide tiles pay: :measured:`gemm_fast triton metric=TFLOP/s BLOCK_M=128
+# BLOCK_N=256 num_warps=8`. On four warps a thread needs 256 registers for
+# ``acc`` alone, and they spill: :measured:`gemm_fast triton metric=TFLOP/s
+# BLOCK_M=128 BLOCK_N=256 num_warps=4`.
 #
 # What a launch costs
 # -------------------
 #
-# 1024 cubed takes a few microseconds. Which clock sees them? From Python, each
-# call is checked, described and launched. A graph skips Python. In a graph of
-# 50 copies, a launch overlaps with the copy before, and L2 holds all matrices.
-# ``launch`` is ``matmul`` without its checks; ``pointers`` needs no descriptor.
+# From Python, a call is checked, described and launched. A graph skips Python;
+# among 50 copies a launch overlaps with the copy before, and L2 holds all
+# matrices. ``launch`` is ``matmul`` without checks.
 
 a, b, c = random(*(1024,) * 3 if CUDA8 else (8,) * 3)
-tile, described = pick(a, b, c)
 calls = {"cublas": lambda: torch.mm(a, b, out=c)}
 calls["triton"] = lambda: matmul(a, b, c)
-calls["triton:launch"] = lambda: launch(a, b, c, tile, described)
-calls["triton:pointers"] = lambda: launch(a, b, c, SMALL)
+calls["triton:launch"] = functools.partial(launch, a, b, c, *pick(a, b, c))
 for name, call in calls.items() if CUDA8 else ():
     clocks = {f"graph_{n}": race({name: call}, n)[name] for n in (1, 50)}
     start = time.perf_counter()
@@ -668,14 +584,12 @@ for name, call in calls.items() if CUDA8 else ():
         print(f"{name} {clock:8}: {us[1]:5.1f} us")
 
 # %%
-# Alone in a graph the product takes :measured:`gemm_fast triton metric=us
-# M=1024 clock=graph_1`, among 50 :measured:`gemm_fast triton metric=us M=1024
-# clock=graph_50`: the rest is launch and a cold cache. From Python it takes
-# :measured:`gemm_fast triton metric=us M=1024 clock=python`: the launch
-# :measured:`gemm_fast triton:launch metric=us M=1024 clock=python`, which is
-# :measured:`gemm_fast triton:pointers metric=us M=1024 clock=python` with
-# pointers, and the checks what is left. cuBLAS needs :measured:`gemm_fast
-# cublas metric=us M=1024 clock=python` in all. Put small products into a graph.
+# Alone in a graph it takes :measured:`gemm_fast triton metric=us M=1024
+# clock=graph_1`, among 50 :measured:`gemm_fast triton metric=us M=1024
+# clock=graph_50`; from Python :measured:`gemm_fast triton metric=us M=1024
+# clock=python`, without checks :measured:`gemm_fast triton:launch metric=us
+# M=1024 clock=python`, cuBLAS :measured:`gemm_fast cublas metric=us M=1024
+# clock=python`. Put small products into a graph.
 #
 # .. admonition:: Takeaway
 #
@@ -687,7 +601,6 @@ for name, call in calls.items() if CUDA8 else ():
 #
 # - Walk the columns of a group in turns down and up. Does the model fetch less?
 # - Give a transposed ``b`` a descriptor: describe ``b.t()``, turn the tile.
-# - Let a program per SM take one tile after another. At which size does it win?
 #
 # Reading
 # -------

@@ -12,7 +12,6 @@ registers, and see when that pays.
 """
 
 import os
-import timeit
 import warnings
 from functools import lru_cache, partial
 from itertools import product
@@ -35,34 +34,35 @@ DTYPES = [torch.float16] + [torch.bfloat16] * (CAPABILITY >= (8, 0))
 gpu, results = DEVICE == "cuda", []
 warnings.filterwarnings("ignore", module="torch._inductor|triton.runtime")
 torch.manual_seed(0)
-print("" if gpu else "Left out, no GPU: bfloat16, launches, speed")
+if len(DTYPES) < 2:
+    print("Left out:", "bfloat16" if gpu else "no GPU: bfloat16, speed")
 
 # %%
 # Count first
 # -----------
 #
-# Eager PyTorch runs one kernel for the product with its bias, one for the
-# activation, one for the residual. How much does one kernel for all of it save?
-# A kernel that is gone no longer reads ``M`` by ``N`` numbers and writes as
-# many: ``4 * M * N`` bytes in 16 bits. Say the memory moves 4 TB/s, and Tensor
-# Cores do 700 TFLOP/s. Then the time saved, over that of the product, is:
+# Eager PyTorch runs a kernel for the product with its bias, one for the
+# activation, one for the residual. A kernel less saves ``4 * M * N`` bytes in
+# 16 bits, read and written. Say the memory moves 4 TB/s, and Tensor Cores do
+# 700 TFLOP/s. Then the time saved, over that of the product, is:
 
 F = torch.nn.functional
 ACTS = {None: lambda y: y, "relu": torch.relu, "silu": F.silu}
 ACTS |= {"gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
-def linear_act_ref(x, weight, bias=None, activation=None, residual=None):
-    """``activation(x @ weight.T + bias) + residual`` in float64."""
-    y = x.double() @ weight.double().t()
-    y = ACTS[activation](y if bias is None else y + bias)
+def eager(x, weight, bias=None, activation=None, residual=None):
+    y = ACTS[activation](F.linear(x, weight, bias))
     return y if residual is None else y + residual
 
 
-LAYERS = {  # of an MLP: N, K, activation, residual or not
-    "up": (14336, 4096, "gelu_tanh", False),
-    "down": (4096, 14336, None, True),
-}
+def linear_act_ref(*arguments):
+    """``activation(x @ weight.T + bias) + residual`` in float64."""
+    return eager(*(t.double() if torch.is_tensor(t) else t for t in arguments))
+
+
+LAYERS = {"up": (14336, 4096, "gelu_tanh", False)}  # N, K, act, residual?
+LAYERS |= {"down": (4096, 14336, None, True)}
 print("layer     M   GFLOP  saved MB  gain")
 for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
     flop, saved = 2 * M * N * K, 4 * M * N
@@ -70,57 +70,40 @@ for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
     print(f"{op:5} {M:5} {flop / 1e9:7.1f} {saved / 1e6:9.2f} {gain:5.1%}")
 
 # %%
-# These are the two layers of an MLP, in the sizes of a model of 8 billion
-# parameters. There is little to win: up, one twelfth; down, where each result
-# costs 3.5 times the work, a fortieth. It is lost at once if the product is
-# that much slower than the library's. With one row there is only a launch to
-# save: the weight's 117 MB are all the time.
+# These are the layers of an MLP of a model of 8 billion parameters. There is
+# little to win: up, one twelfth; down, where each result costs 3.5 times the
+# work, a fortieth. A product that much slower than the library's loses it.
 #
 # Who owns what
 # -------------
 #
-# One program for each SM takes tile after tile. In which order? Tiles at work
-# together should share data in L2, so the order fills groups of rows, column by
-# column. Below, groups have 2 rows of tiles and 4 programs share 12 tiles.
+# One program for each SM takes tile after tile. Those at work together should
+# share data in L2: the order fills groups of (here 2) rows, column by column.
 
-M, N, K, B = 40, 56, 32, 16
-mine = {1: "#3B82C455", 5: "#3B82C4", 9: "#3B82C455"}
-_, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-boxes = [(-44, 16, 32, 16, mine[5], ""), (32, -50, 16, 32, mine[5], "")]
-boxes += [(32, -8, 16, 4, "#2A9070", ""), (104, 16, 16, 16, "#2A9070", "")]
+order = torch.empty(3, 4, dtype=int)
 for t in range(12):
-    top = t // 8 * 2
-    i, j = top + t % 8 % min(3 - top, 2), t % 8 // min(3 - top, 2)
-    tall, wide = min(B, M - i * B), min(B, N - j * B)
-    boxes += [(j * B, i * B, wide, tall, mine.get(t, "none"), "")]
-    axes.text(j * B + 3, i * B + 5, t)
-boxes += [(-44, 0, K, M, "none", "x"), (0, -50, N, K, "none", "weight.T")]
-boxes += [(0, -8, N, 4, "none", "bias"), (72, 0, N, M, "none", "residual")]
-for x, y, wide, tall, color, name in boxes:
-    axes.add_patch(plt.Rectangle((x, y), wide, tall, fc=color, ec="gray"))
-    axes.text(x, y - 1, name)
-axes.set(xlim=(-46, 130), ylim=(42, -56), aspect="equal")
-axes.axis("off")
+    top, tall = (0, 2) if t < 8 else (2, 1)  # rows of a group
+    order[top + t % 8 % tall, t % 8 // tall] = t
+_, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+axes.imshow(order % 4 == 1, cmap="Blues", vmax=2)
+for i, j in product(range(3), range(4)):
+    axes.text(j, i, order[i, j].item())
+axes.set(xlabel="weight.T and bias", ylabel="rows of x", xticks=[], yticks=[])
 plt.show()
 
 # %%
-# Figure. The 12 tiles of an output of 40 by 56, in their order. Program 1 of 4
-# owns tiles 1, 5 and 9 (blue). For tile 5 it reads a strip of ``x`` and one of
-# ``weight.T`` (blue), then 16 numbers of the bias and a tile of the residual
-# (green).
+# Figure. The 12 tiles of an output, in their order. Program 1 of 4 owns tiles
+# 1, 5 and 9. For each it reads a strip of ``x`` and one of ``weight.T``, part
+# of the bias, and the same tile of the residual.
 #
 # The kernel
 # ----------
 #
 # ``x`` and ``w`` are *tensor descriptors*: address, shape, strides, and the
-# shape of a tile. Hopper's copy engine (TMA) fetches whole tiles by them,
-# without address arithmetic, and zeros for what lies outside: no masks. What
-# TMA cannot read comes as a pointer (``TMA`` is false). ``nn.Linear`` keeps its
-# weight as ``N`` rows of ``K``. Transposing a tile of it is free: Tensor Cores
-# read shared memory in either order.
-#
-# Why is the outer loop *flattened*, made one with the inner? Else no load would
-# be under way during the epilogue. Now those of the next tile are.
+# shape of a tile. Hopper's copy engine (TMA) fetches tiles by them, and zeros
+# for what lies outside: no masks. What TMA cannot read comes as a pointer
+# (``TMA`` is false). The outer loop is *flattened*, made one with the inner: so
+# the loads of the next tile are under way during the epilogue.
 
 
 @triton.jit
@@ -132,7 +115,7 @@ def linear_act_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     rows, cols = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    HALVES: tl.constexpr = 2 if BLOCK_M * BLOCK_N >= 16384 else 1  # see below
+    HALVES: tl.constexpr = 2 if BLOCK_M * BLOCK_N >= 16384 else 1  # registers
     PART: tl.constexpr = BLOCK_N // HALVES
     first, step = tl.program_id(0), tl.num_programs(0)
     for t in tl.range(first, rows * cols, step, flatten=FLAT):
@@ -177,18 +160,16 @@ def linear_act_kernel(
 
 # %%
 # GELU by ``tanh`` needs no ``tanh``: with ``u = sqrt(2 / pi) * (y + 0.044715 *
-# y**3)`` it is ``y / (1 + exp(-2 * u))``, and powers of 2 are an instruction.
-# ReLU keeps NaN, as PyTorch's does: a NaN turned into 0 would be hidden. Large
-# tiles end in two halves, as a thread has not the registers for all of it.
+# y**3)`` it is ``y / (1 + exp(-2 * u))``. ReLU keeps NaN, as PyTorch's does: a
+# NaN turned into 0 would be hidden.
 #
 # The wrapper
 # -----------
 #
-# A large tile uses each number that it loads more often, but the last tiles may
-# leave SMs idle. So each tile has a speed, measured on an H200 as a share of
-# the first's, and the rule counts rounds. Two programs of the second tile fit
-# an SM: while one is in its epilogue, the other multiplies. With an activation
-# that beats the first.
+# A large tile uses what it loads more often; the last ones may leave SMs idle.
+# So each has a speed, timed on an H200, and the rule counts rounds. With an
+# activation, two programs of the second win: one multiplies while the other
+# ends.
 
 TILES = [  # BLOCK_M, N, K, num_warps, num_stages, programs on an SM, speed
     (128, 256, 64, 8, 3, 1, 1.0), (128, 128, 64, 4, 3, 2, 0.98),
@@ -228,9 +209,10 @@ def ends(t):
 
 def describe(t, *block):
     """A descriptor of t for tiles of a shape; None where TMA cannot read t."""
-    pitch = t.stride(0) if len(t) > 1 else triton.cdiv(t.shape[1], 8) * 8
-    if t.numel() and t.stride(1) == 1 and pitch >= t.shape[1]:
-        if (t.data_ptr() | pitch * t.itemsize) % 16 == 0:
+    cols = t.shape[1]
+    pitch = t.stride(0) if len(t) > 1 else cols
+    if t.numel() and t.stride(1) == 1 and pitch >= cols:
+        if (t.data_ptr() | pitch * t.itemsize | cols * t.itemsize) % 16 == 0:
             return TensorDescriptor(t, [*t.shape], [pitch, 1], [*block])
 
 
@@ -240,15 +222,15 @@ def pick_tile(M, N, act, device):
     if device.type == "cpu":
         return 64, 64, 64, 4, 3, 2, True
     gpu = torch.cuda.get_device_properties(device)
-    sms, tma = gpu.multi_processor_count, gpu.major >= 9
-    tma = tma and not torch.version.hip
+    tma = gpu.major >= 9 and not torch.version.hip
+    sms, large = gpu.multi_processor_count, tma and gpu.major < 11
 
     def cost(tile):  # of all rounds
         BM, BN, *_, per_sm, speed = tile
         tiles = triton.cdiv(M, BM) * triton.cdiv(N, BN)
         return triton.cdiv(tiles, sms * per_sm) * per_sm * BM * BN / speed
 
-    first = int(bool(act)) if gpu.major in (9, 10) else 2  # by shared memory
+    first = int(bool(act)) if large else 2  # by shared memory
     BM, BN, BK, warps, stages, per_sm, _ = min(TILES[first:], key=cost)
     if first == 2:
         BK, warps = 64, 8 if BM * BN == 16384 else 4
@@ -304,10 +286,9 @@ def linear_act(x, weight, bias=None, activation=None, residual=None, out=None):
     inputs = dict(x=x, weight=weight, bias=bias, residual=residual)
     for name, t in inputs.items():
         first, last = (0, 0) if t is None or t.numel() == 0 else ends(t)
-        same = first == start and t.stride() == out.stride()
-        if name == "residual" and same:
-            continue  # each cell is read by the program that writes it, before
-        if max(start, first) < min(end, last):
+        same = (name, first) == ("residual", start)  # read before it is written
+        same = same and t.stride() == out.stride()
+        if max(start, first) < min(end, last) and not same:
             raise ValueError(f"out lies among the bytes of {name}; copy {name}")
     with torch.cuda.device_of(x):  # launch where the data is
         tile = pick_tile(M, N, activation, x.device)
@@ -321,22 +302,15 @@ def linear_act(x, weight, bias=None, activation=None, residual=None, out=None):
 # ------------
 #
 # Inputs are windows with NaN around, ``out`` is one among 7s. Allowed are one
-# rounding to the dtype, and the error of a float32 sum of ``K`` products. Rows
-# are laid out as TMA reads them, or start anywhere, or are columns, or have
-# gaps.
-
-LAYOUTS = "rows", "anywhere", "columns", "gaps"
+# rounding, and the error of a float32 sum of ``K`` products.
 
 
-def window(rows, cols, dtype, layout, fill=torch.nan):
+def window(rows, cols, dtype, edge, fill=torch.nan):
     """Random numbers amid ``fill``."""
-    if layout == "columns":
-        return window(cols, rows, dtype, "rows", fill).t()
-    step, edge = {"gaps": (2, 16), "anywhere": (1, 17)}.get(layout, (1, 16))
-    pitch = triton.cdiv(step * cols + 2 * edge, 8) * 8 + edge % 2
+    pitch = triton.cdiv(cols + 2 * edge, 8) * 8 + edge % 2
     room = torch.full((rows + 2, pitch), fill, device=DEVICE, dtype=dtype)
-    view = room[1:-1, edge : edge + step * cols : step]
-    return view.copy_(torch.randn(rows, cols, device=DEVICE) * 0.6)
+    values = torch.randn(rows, cols, device=DEVICE) * 0.6
+    return room[1:-1, edge : edge + cols].copy_(values)
 
 
 def error(out, x, weight, *rest):
@@ -350,7 +324,7 @@ def error(out, x, weight, *rest):
 shapes = [(0, 5, 3), (5, 7, 0), (1, 33, 24), (64, 64, 64), (65, 130, 104)]
 shapes = shapes[1:] + [(2050, 2056, 520)] if gpu else shapes * 9
 for dtype, (i, (M, N, K)) in product(DTYPES, enumerate(shapes)):
-    act, first, second = [*ACTS][i % 4], LAYOUTS[i // 4 % 4], LAYOUTS[i % 4]
+    act, first, second = [*ACTS][i % 4], 16 + i // 4 % 2, 16 + i % 2
     x, w = window(M, K, dtype, first), window(N, K, dtype, first)
     bias = window(N, 1, dtype, second)[:, 0] if i % 3 else None
     res = window(M, N, dtype, second) if i % 2 else None
@@ -360,32 +334,41 @@ for dtype, (i, (M, N, K)) in product(DTYPES, enumerate(shapes)):
     if wrong or not (out.fill_(7)._base == 7).all():
         raise RuntimeError(f"wrong: {dtype} {act} {M, N, K} {first, second}")
 print(f"right {len(shapes)} times: {DTYPES}")
-x = torch.tensor([[torch.nan], [torch.inf], [-torch.inf], [-1]], device=DEVICE)
-for act in ("relu", "gelu_tanh"):
-    got = linear_act(x.half(), torch.ones_like(x[:1]).half(), None, act)
-    if not torch.allclose(got, ACTS[act](x).half(), equal_nan=True):
-        raise RuntimeError(f"{act} of {x.tolist()} is {got.tolist()}")
-    print(f"{act} of nan, inf, -inf, -1: {got.flatten().tolist()}")
 
 # %%
 # How fast is it?
 # ---------------
 #
-# The peers are PyTorch and ``torch.compile``. Two more say where the time goes:
-# the product alone, by cuBLAS and by our kernel. A CUDA graph replays four
-# layers, each with a weight of its own, as in a model: none is in L2. Large
-# products run at the GPU's limit of power, so whoever runs alone for long gets
-# a clock of its own. Here all take short turns, at one clock. At 512 rows the
-# results are compared, too: how many of 1000 are the best ones of the dtype?
+# Beside PyTorch and ``torch.compile`` is the product alone, by cuBLAS and by
+# our kernel. A CUDA graph replays four layers, each with a weight of its own:
+# none is in L2. At the GPU's limit of power, short turns give all the same
+# clock.
 
-
-def eager(x, weight, bias, act, residual):
-    y = ACTS[act](F.linear(x, weight, bias))
-    return y if residual is None else y + residual
-
-
-def race(case, calls, weights):
-    """Append the time of each call in us; return the medians."""
+cases = [*product((1, 16, 64, 128, 256), DTYPES[1:], LAYERS)]
+cases += product((512, 1024, 2048, 4096), DTYPES[1:], LAYERS)
+cases += product((512, 4096), DTYPES[:1], LAYERS)
+for M, dtype, op in cases * gpu:
+    N, K, act, add = LAYERS[op]
+    shapes = (M, K), (4, N, K), (N,), *[(M, N)] * 3
+    drawn = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
+    x, weights, bias, res, out, y = drawn
+    weights = weights.mul_(K**-0.5).unbind()
+    rest = bias, act, res if add else None
+    torch.compiler.reset()  # compile for this shape alone
+    compiled = torch.compile(eager, dynamic=False)
+    calls = {
+        "torch": lambda w: eager(x, w, *rest),
+        "torch.compile": lambda w: compiled(x, w, *rest),
+        "cublas": lambda w: torch.mm(x, w.t(), out=y),
+        "triton": lambda w: linear_act(x, w, *rest, out=out),
+    }
+    if M >= 512:
+        calls["triton:product"] = lambda w: linear_act(x, w, out=y)
+    out.fill_(torch.nan)
+    got, w = calls["triton"](weights[0])[-64:], weights[0]
+    if error(got, x[-64:], w, bias, act, res[-64:] if add else None) > 1:
+        raise RuntimeError(f"wrong: {op} {M} {dtype}")
+    case = dict(op=op, M=M, N=N, K=K, dtype=str(dtype)[6:])
     graphs, times = {}, {provider: [] for provider in calls}
     for provider, call in calls.items():
         call(weights[0])  # compiled before it is captured
@@ -405,69 +388,12 @@ def race(case, calls, weights):
         results.append(case | cuts | dict(provider=provider, metric="us"))
         times[provider] = cuts["value"]
     print(*case.values(), *(f"{p} {us:.1f}" for p, us in times.items()))
-    return times
-
-
-if gpu:
-    src, dst = torch.ones(2, 2**28, device=DEVICE)
-    bench = triton.testing.do_bench
-    copied = 2**31 / bench(lambda: dst.copy_(src), return_mode="median") / 1e6
-cases = [*product((1, 16, 64, 128, 256), DTYPES[1:], LAYERS)]
-cases += product((512, 1024, 2048, 4096), DTYPES[1:], LAYERS)
-cases += product((512, 4096), DTYPES[:1], LAYERS)
-for M, dtype, op in cases * gpu:
-    N, K, act, add = LAYERS[op]
-    shapes = (M, K), (4, N, K), (N,), *[(M, N)] * 3
-    drawn = (torch.randn(s, device=DEVICE).to(dtype) for s in shapes)
-    x, weights, bias, res, out, y = drawn
-    weights = weights.mul_(K**-0.5).unbind()
-    rest = bias, act, res if add else None
-    torch.compiler.reset()  # compile for this shape alone
-    compiled = torch.compile(eager, dynamic=False)
-    calls = {
-        "torch": lambda w: eager(x, w, *rest),
-        "torch.compile": lambda w: compiled(x, w, *rest),
-        "cublas": lambda w: torch.mm(x, w.t(), out=y),
-        "triton": lambda w: linear_act(x, w, *rest, out=out),
-    }
-    tile = pick_tile(M, N, None, x.device)  # the one without an activation
-    if M >= 512:
-        calls["triton:product"] = lambda w: linear_act(x, w, out=y)
-    if M == 4096 and op == "up":
-        calls["triton:large"] = lambda w: launch(x, w, bias, None, y, act, tile)
-    out.fill_(torch.nan)
-    got, w = calls["triton"](weights[0])[-64:], weights[0]
-    if error(got, x[-64:], w, bias, act, res[-64:] if add else None) > 1:
-        raise RuntimeError(f"wrong: {op} {M} {dtype}")
-    case = dict(op=op, M=M, N=N, K=K, dtype=str(dtype)[6:])
-    us = race(case, calls, weights)
-    for provider in ("torch", "torch.compile", "triton") if M == 512 else ():
-        best = calls[provider](w) == linear_act_ref(x, w, *rest).to(dtype)
-        value = round(1000 * best.double().mean().item())
-        row = case | dict(provider=provider, metric="exact", value=value)
-        results.append(row)
-        print(f"    {provider}: {value} of 1000 are the best of the dtype")
-    for provider in ("triton", "cublas", "ceiling") if M <= 64 else ():
-        speed = 2e-3 * N * K / us[provider] if provider in us else copied
-        row = case | dict(provider=provider, metric="GB/s", value=speed)
-        results.append(row)  # of the weight
-    if M == 1 and op == "up":  # on the wall, while the CPU queues calls
-        for provider in ("torch", "torch.compile", "triton"):
-            call = partial(calls[provider], w)
-            value = timeit.timeit(call, number=250) * 4000
-            row = dict(metric="us", value=value, provider=provider)
-            results.append(case | row | dict(op="call"))
-    if M == 512 and op == "up":  # rows of a weight that TMA cannot read
-        odd = torch.empty(N, K + 1, device=DEVICE, dtype=dtype)[:, :K].copy_(w)
-        calls = {name: calls[name] for name in ("cublas", "triton")}
-        race(dict(op="odd", rows=M, dtype=case["dtype"]), calls, [odd])
+    del graph, graphs
 looks = {"torch": ("o-", "#7f7f7f"), "torch.compile": ("^-", "#A56CC1")}
 looks |= {"triton:product": ("v-", "#2A9070"), "triton": ("s-", "#3B82C4")}
-size = dict(figsize=(7, 3.2), layout="constrained")
-_, panels = plt.subplots(1, 2, sharey=True, **size)
+_, panels = plt.subplots(1, 2, sharey=True, figsize=(7, 3.2), layout="tight")
 for axes, op in zip(panels, LAYERS):
-    wanted = dict(metric="us", op=op, dtype="bfloat16")
-    rows = [row for row in results if row == row | wanted]
+    rows = [r for r in results if r == r | dict(op=op, dtype="bfloat16")]
     base = {r["M"]: r["value"] for r in rows if r["provider"] == "cublas"}
     for provider, (style, color) in looks.items():
         line = {r["M"]: r["value"] for r in rows if r["provider"] == provider}
@@ -476,7 +402,7 @@ for axes, op in zip(panels, LAYERS):
     axes.axhline(1, color="#C9731E", label="cublas")
     axes.set(xscale="log", xlim=(0.8, 5000), xlabel="M", title=op)
 panels[0].set(ylabel="time / cublas")
-panels[0].legend()
+panels[0].legend(loc="upper left", fontsize="x-small")
 plt.show()
 
 # %%
@@ -486,43 +412,23 @@ plt.show()
 #
 # Up at 4096 rows, PyTorch takes :measured:`gemm_epilogue torch metric=us op=up
 # M=4096 dtype=bfloat16`, ``torch.compile`` :measured:`gemm_epilogue
-# torch.compile metric=us op=up M=4096 dtype=bfloat16`: it puts bias and GELU
-# into a kernel after the product. Ours takes :measured:`gemm_epilogue triton
-# metric=us op=up M=4096 dtype=bfloat16`. The product alone takes cuBLAS
-# :measured:`gemm_epilogue cublas metric=us op=up M=4096 dtype=bfloat16`, our
-# kernel :measured:`gemm_epilogue triton:product metric=us op=up M=4096
-# dtype=bfloat16`. The rest is an exponential and a division for each of 59
-# million numbers. With the first tile, where nothing multiplies meanwhile, it
-# all takes :measured:`gemm_epilogue triton:large metric=us op=up M=4096
-# dtype=bfloat16`.
+# torch.compile metric=us op=up M=4096 dtype=bfloat16`: its GELU is a kernel of
+# its own. Ours takes :measured:`gemm_epilogue triton metric=us op=up M=4096
+# dtype=bfloat16`, its product alone :measured:`gemm_epilogue triton:product
+# metric=us op=up M=4096 dtype=bfloat16`.
 #
-# Down at 4096 rows, PyTorch takes :measured:`gemm_epilogue torch metric=us
-# op=down M=4096 dtype=bfloat16`, ours :measured:`gemm_epilogue triton metric=us
-# op=down M=4096 dtype=bfloat16`. A fortieth was predicted, and each per cent
-# between the two products counts against it.
+# From 512 rows up, ours is :measured:`gemm_epilogue
+# geomean(triton/torch.compile) metric=us M>=512` as fast as ``torch.compile``
+# by geometric mean, and :measured:`gemm_epilogue geomean(triton/torch)
+# metric=us M>=512` as fast as PyTorch. With cuBLAS's product and a free
+# epilogue it could be 1.085 up and 1.024 down: 1.054. GELU takes a part of
+# that, idle SMs another: up at 512 rows the tiles fill 1.7 rounds and take two.
+# From 16 rows up, the worst case against PyTorch is :measured:`gemm_epilogue
+# min(triton/torch) metric=us M>=16`.
 #
-# From 512 rows up, over both layers and dtypes, ours is
-# :measured:`gemm_epilogue geomean(triton/torch.compile) metric=us M>=512` as
-# fast as ``torch.compile`` by geometric mean, and :measured:`gemm_epilogue
-# geomean(triton/torch) metric=us M>=512` as fast as PyTorch. How much could it
-# be? With cuBLAS's product, an epilogue that takes no time, and the bytes of
-# the table, 1.085 up and 1.024 down: 1.054. The arithmetic of GELU takes a part
-# of that, idle SMs another. Up at 512 rows the tiles fill 1.7 rounds and take
-# two: cuBLAS needs :measured:`gemm_epilogue cublas metric=us op=up M=512
-# dtype=bfloat16` for its product, ours alone takes :measured:`gemm_epilogue
-# triton:product metric=us op=up M=512 dtype=bfloat16`. From 16 rows up, the
-# worst case against PyTorch is :measured:`gemm_epilogue min(triton/torch)
-# metric=us M>=16`.
-#
-# With one row the weight is read at :measured:`gemm_epilogue triton
-# metric=GB/s op=up M=1` going up and :measured:`gemm_epilogue triton
-# metric=GB/s op=down M=1` going down, where a copy reaches
-# :measured:`gemm_epilogue ceiling metric=GB/s op=up M=1`.
-#
-# Each result is rounded once. At 512 rows up, of 1000 in bfloat16, PyTorch has
-# :measured:`gemm_epilogue torch metric=exact op=up dtype=bfloat16` as exact as
-# the dtype allows, ours :measured:`gemm_epilogue triton metric=exact op=up
-# dtype=bfloat16`.
+# With one row fusion can only save a launch. Down takes
+# :measured:`gemm_epilogue triton metric=us op=down M=1`, PyTorch
+# :measured:`gemm_epilogue torch metric=us op=down M=1`, for 117 MB of weight.
 #
 # What a production kernel still needs
 # ------------------------------------
@@ -533,38 +439,24 @@ plt.show()
 #    * - It needs
 #      - Here
 #    * - a tile for each shape and GPU
-#      - a short list and a rule, measured on one GPU; else autotune
+#      - a short list and a rule, timed on an H200; pointers where no TMA is
 #    * - inputs that TMA cannot read
-#      - pointers, right and slow: up at 512 rows, a weight of stride 4097
-#        takes :measured:`gemm_epilogue triton metric=us op=odd dtype=bfloat16`
-#        instead of :measured:`gemm_epilogue triton metric=us op=up M=512
-#        dtype=bfloat16`, and cuBLAS :measured:`gemm_epilogue cublas metric=us
-#        op=odd dtype=bfloat16`; make a padded copy, once
+#      - pointers, right but not fast; make a padded copy, once
 #    * - SMs that are busy to the end
-#      - not here: share the tiles of the last round along ``K`` and add the
-#        parts (split-K, stream-K)
+#      - not here: share the last tiles along ``K`` (split-K, stream-K)
 #    * - a cheap call
-#      - checks and descriptors take :measured:`gemm_epilogue triton metric=us
-#        op=call`, PyTorch :measured:`gemm_epilogue torch metric=us op=call`;
-#        CUDA graphs hide both, and keep addresses, so tensors must stay
+#      - not here: checks and descriptors cost CPU time; CUDA graphs hide it
 #    * - the same bits each time
-#      - yes: one program adds a result in a fixed order. Another ``M`` may
-#        choose another tile, and other bits
-#    * - more dimensions
-#      - ``x.flatten(0, -2)``
+#      - yes, in a fixed order; another ``M`` may choose another tile
 #    * - gradients
-#      - refused: a backward pass needs ``y`` before the activation, which a
-#        training kernel stores as well
+#      - refused: the backward pass needs ``y`` before the activation
 #    * - 8 bits
 #      - not here: multiply ``acc`` by the scales, before the bias
-#    * - other GPUs
-#      - pointers where there is no TMA, smaller tiles; compiled, not timed
 #
 # .. admonition:: Takeaway
 #
 #    An epilogue saves a kernel and its bytes, a few per cent of a large
-#    product. So match the library's product first: what is fused to a slow one
-#    is slow. Stay in float32 until the end, and round once.
+#    product. Match the library's product first, and round once, at the end.
 #
 # Exercises
 # ---------

@@ -2,9 +2,9 @@ r"""
 Diagnosis: numerics, then speed
 ===============================
 
-One kernel, four faults. You find them in the order in which they hide each
-other: masks, a first call, a sum that loses digits, a tile that does not fit.
-Each symptom gets a tool, each cause a short repair.
+One kernel, four kinds of fault. You find them in the order in which they hide
+each other: masks, a first call, a sum that loses digits, a tile that does not
+fit. Each symptom gets a tool, each cause a short repair.
 
 - Which data does one program own? One tile of ``c``, which it adds to.
 - How does it move? Tiles of ``a`` and ``b`` come in along ``K``; at the end the
@@ -50,8 +50,8 @@ print("" if checker else "Left out, not found: triton_memcheck.py")
 # What it must cost
 # -----------------
 #
-# ``c += a @ b`` adds a product of float16 matrices to float32 sums: gradients
-# of weights are collected like this. That is ``2 * M * N * K`` FLOP, for
+# ``c += a @ b`` adds a product of float16 matrices to float32 sums, as for the
+# gradients of weights. That is ``2 * M * N * K`` FLOP, for
 # ``2 * K * (M + N) + 8 * M * N`` bytes. With all sizes 4096, each byte pays for
 # 683 FLOP. A GPU does fewer in that time: the Tensor Cores are the bound.
 
@@ -66,7 +66,7 @@ def accumulate_ref(a, b, c):
 # ----------
 #
 # Somebody wrote it, tried a square matrix, tuned it, and uses it. Read it
-# first: three faults are in it, one is in how it is launched.
+# first: three faults are in its text, two in how it is launched.
 
 
 @triton.jit
@@ -150,10 +150,10 @@ def child(*code, interpret="0", under=()):
 # ----------------------
 #
 # A wrong address makes every later number worthless, so addresses and masks
-# come first here too. The symptom: none where the author looked. The tools:
-# sizes that are not square and no multiples of the tile, NaN around ``a`` and
-# ``b``, sevens around ``c``. A sum of ``K`` such products is about ``K**0.5``
-# large; errors may be 1/256 of that, which is enough for float16.
+# come first here too. The symptom: none, with the sizes the author tried. The
+# tools: sizes that are not square and no multiples of the tile, NaN around
+# ``a`` and ``b``, sevens around ``c``. A sum of ``K`` products of normal
+# numbers is about ``K**0.5`` large; errors may be 1/256 of that.
 
 
 def window(rows, cols, dtype, around):
@@ -341,9 +341,9 @@ read("row", r"sass:LDG\S+ sass:HADD2.F32 sass:SHFL.BFLY sass:BAR.SYNC\S*")
 # Numerics: an error that grows
 # -----------------------------
 #
-# All values passed, with a tolerance for float16. But the sum was to be in
-# float32. The symptom: a little noise, everywhere. The tool: the error against
-# float64, as ``K`` grows.
+# All values passed: matrices were small, the tolerance made for float16. But
+# the sum was to be in float32. The symptom: a little noise, everywhere. The
+# tool: the error against float64, as ``K`` grows.
 
 ks = [2**e for e in range(5, 17 if GPU else 11)]
 for kind, count, color in ("float16", 2, "#D1495B"), ("float32", 3, "#3B82C4"):
@@ -360,12 +360,12 @@ plt.show()
 # %%
 # Figure. Relative error against ``K``; ``acc`` in float16 (red) or 32 (blue).
 #
-# Each addition rounds a sum that grows to 11 bits: four times the ``K``, twice
-# the error. At 65536 it is
-# :measured:`diagnosis triton metric=error K=65536 kind=float16`, in float32
-# :measured:`diagnosis triton metric=error K=65536 kind=float32`. (The latter
-# grows like ``K``: as if Tensor Cores cut digits off, instead of rounding.)
-# Where is it made? Look for the type of the sum in each stage.
+# The sum grows, and each addition rounds it to 11 bits: four times the ``K``,
+# twice the error. At 65536 it is :measured:`diagnosis triton metric=error
+# K=65536 kind=float16`, in float32 :measured:`diagnosis triton metric=error
+# K=65536 kind=float32`. (The latter grows like ``K``: as if Tensor Cores cut
+# digits off, instead of rounding.) Where is it made? Look for the type of the
+# sum in each stage.
 
 TYPES = r"""ttgir:(?:dot|tmem_alloc).*->.*?<(\d\w+)
 ptx:(?:wgmma.mma|mma.sync|tcgen05.mma)\S+ sass:\w*H\w*MMA\S*"""
@@ -438,13 +438,13 @@ plt.show()
 # Figure. Speed at 4096 cubed, and what SASS says. In grey, PyTorch, which adds
 # in a second kernel, and the product by cuBLAS alone.
 #
-# As found :measured:`diagnosis triton:found metric=TFLOP/s`, with sums in
-# float32 :measured:`diagnosis triton:exact metric=TFLOP/s`: the repair showed
-# what was hidden. The small tile has
-# :measured:`diagnosis triton:small metric=TFLOP/s`, 8 warps
-# :measured:`diagnosis triton metric=TFLOP/s`. They spill too, but outside the
-# loop, so *where* counts. ``n_spills`` only tells how many words of 4 bytes
-# local memory has. How often do spills run? Nsight Compute counts, in a child.
+# With its masks repaired :measured:`diagnosis triton:found metric=TFLOP/s`,
+# with sums in float32 :measured:`diagnosis triton:exact metric=TFLOP/s`: the
+# repair showed what was hidden. The small tile has :measured:`diagnosis
+# triton:small metric=TFLOP/s`, 8 warps :measured:`diagnosis triton
+# metric=TFLOP/s`. They spill too, but outside the loop, so *where* counts.
+# ``n_spills`` only tells how many 4-byte words of local memory a thread has.
+# How often do spills run? Nsight Compute counts, in a child.
 
 script = f"""import torch
 a, b = torch.randn(2, {n}, {n}, device="cuda").half()
@@ -472,11 +472,11 @@ for line in lines:
 print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 
 # %%
-# Loads and stores together are as many as SASS predicts, a large part of all
-# instructions. Tensor Cores wait: they are busy in
+# Loads and stores of local memory together are as many as SASS predicts, a
+# large part of all instructions. Tensor Cores wait: they are busy in
 # :measured:`diagnosis triton:exact metric=sm__pipe_tensor_cycles_active` of 100
-# cycles, with 8 warps in
-# :measured:`diagnosis triton metric=sm__pipe_tensor_cycles_active`.
+# cycles, with 8 warps in :measured:`diagnosis triton
+# metric=sm__pipe_tensor_cycles_active`.
 #
 # The order
 # ---------
@@ -488,8 +488,8 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 #      - tool
 #      - likely cause, repair
 #    * - neighbours changed, NaN, wrong unless square
-#      - odd sizes amid NaN; ``triton_memcheck``
-#      - a mask of another axis or of no tail: mask each axis by its own size
+#      - uneven sizes amid NaN; ``triton_memcheck``
+#      - a mask of another axis, none for a tail: mask each axis by its size
 #    * - the first call alone is wrong
 #      - a second call; ``torch.profiler`` counts launches
 #      - a tuner and an update in place: ``restore_value``
@@ -513,7 +513,7 @@ print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 #
 # - Tune with ``reset_to_zero=["c_ptr"]``. Which ``c`` is it right for?
 # - Call ``reports(80)``. Which kernels spill in the loop on an older GPU?
-# - Add ``acc`` to another float32 sum at every 1024 of ``k``. Is that better?
+# - Every 1024 of ``k``, move ``acc`` to another float32 sum. Is that better?
 #
 # Reading
 # -------

@@ -327,11 +327,13 @@ def test_one_row_of_any_stride(lesson, device):
 def test_what_a_descriptor_takes(lesson, device):
     room = torch.zeros(2048, device=device, dtype=F16)
     assert lesson.describe(room.view(32, 64), 16, 64).strides == [64, 1]
-    assert lesson.describe(room.view(32, 64)[:, :50], 16, 64).strides == [64, 1]
-    assert lesson.describe(room.as_strided((1, 60), (3, 1)), 16, 64).strides == [64, 1]
+    assert lesson.describe(room.view(32, 64)[:, :48], 16, 64).strides == [64, 1]
+    assert lesson.describe(room.as_strided((1, 56), (3, 1)), 16, 64).strides == [56, 1]
     wrong = [room.view(32, 64).t(), room.view(32, 64)[:, ::2], room[1:1025].view(16, 64)]
     wrong += [room.as_strided((9, 20), (20, 1)), room[:64].expand(5, 64), room.view(32, 64)[:, :0]]
-    wrong += [room.as_strided((9, 20), (16, 1))]
+    wrong += [room.as_strided((9, 20), (16, 1)), room.as_strided((9, 24), (16, 1))]
+    # Copies of whole 16 bytes would pass the end of such a row.
+    wrong += [room.view(32, 64)[:, :50], room.as_strided((1, 60), (3, 1))]
     assert not any(lesson.describe(t, 16, 64) for t in wrong)
 
 

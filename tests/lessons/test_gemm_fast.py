@@ -97,6 +97,8 @@ def test_descriptors_where_they_suit(lesson, device):
         assert not lesson.suits(t)
     assert not lesson.suits(wide[:1].expand(40, 24))
     assert not lesson.suits(wide[:, :0])
+    for apart, fits in ((2**39 - 8, True), (2**39, False)):  # less than 2**40 bytes
+        assert lesson.suits(wide.as_strided((1, 24), (apart, 1))) == fits
     tma = lesson.traits(wide.device)[0]
     square, c = torch.zeros(2, 24, 24, dtype=F16, device=device)
     assert lesson.pick(square, square, c)[1] == tma

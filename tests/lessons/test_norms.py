@@ -308,8 +308,10 @@ def refusals(x, w):
     """Arguments, and what must be said, for 17 × 59 float32 and 59."""
     leaf, flat, meta = x.clone().requires_grad_(), x.reshape(-1), x.to("meta")
     row, wide = w[:1].expand(59), torch.zeros(118, device=x.device)
-    yield (x.tolist(),), TypeError, "x is a list, not a torch.Tensor"
+    yield (x.tolist(),), TypeError, "x is a list, not a dense tensor"
     yield (None,), TypeError, "x is a NoneType"
+    nested = torch.nested.nested_tensor([x[0], x[1, :5]])
+    yield (nested,), TypeError, "x is a Tensor, not a dense tensor"
     yield (x, 1.0), TypeError, "weight is a float"
     yield (x, w, [0.0]), TypeError, "bias is a list"
     yield (x, w, w, 1e-5, 3), TypeError, "out is a int"
@@ -401,7 +403,9 @@ def test_devices_on_cuda(lesson, device):
 
 @pytest.mark.gpu
 @on_cuda
-@pytest.mark.parametrize("M, N", [(2**20 + 5, 2056), (2**16 + 1, 2**15 + 8), (2, 2**31 + 16)])
+@pytest.mark.parametrize(
+    "M, N", [(2**20 + 5, 2056), (2**16 + 1, 2**15 + 8), (2, 2**31 + 16), (2, 2**31 - 5)]
+)
 def test_beyond_32_bits_on_cuda(lesson, device, M, N):
     """Offsets beyond 2**31 elements are right in the last row."""
     if torch.cuda.mem_get_info()[0] < 5 * M * N:
