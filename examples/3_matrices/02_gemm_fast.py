@@ -598,8 +598,8 @@ for name, call in calls.items() if CUDA8 else ():
 #
 # .. admonition:: Takeaway
 #
-#    Order decides what memory must deliver, stages what is under way, the tile and
-#    its warps which instruction runs and how often a number is used.
+#    Order decides what memory must deliver, stages what is under way, the tile
+#    and its warps which instruction runs and how often a number is used.
 #
 # Exercises
 # ---------
