@@ -62,6 +62,7 @@ HARMLESS = {
     ): IS_WIDE,
     ("norm_kernel", "no cast", "tl.load(w_ptr + at, mask=at < N, other=0).to(dtype)"): IS_WIDE,
     ("norm_kernel", "no cast", "tl.load(b_ptr + at, mask=at < N, other=0).to(dtype)"): IS_WIDE,
+    ("norm_kernel", "no cast", "d = tl.where(at < N, value.to(dtype) - mean, 0)"): IS_WIDE,
     ("norm_kernel", "no cast", "y = (value.to(dtype) - mean - slip) * scale"): IS_WIDE,
     ("norm_kernel", "one off", "var < 0"): "0 takes the place of 0",
     ("reduce_kernel", "size for stride", "stride_os"): "the parts lie one behind the other",
@@ -315,6 +316,13 @@ def start(mutant, folder):
 
 def run(everything):
     """Pairs of mutant and how its process ended, as many at a time as there are cores."""
+    interpreter_bf16.install()
+    hypothesis.settings.register_profile(
+        "mutants",
+        derandomize=True,
+        database=None,
+        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    )
     waiting, running = list(everything), {}
     with tempfile.TemporaryDirectory() as folder:
         while waiting or running:
@@ -327,13 +335,6 @@ def run(everything):
 
 def main(lessons):
     """Break the lessons, print who noticed, and return how many kernels nobody did without reason."""
-    interpreter_bf16.install()
-    hypothesis.settings.register_profile(
-        "mutants",
-        derandomize=True,
-        database=None,
-        phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    )
     everything = [mutant for lesson in lessons for mutant in mutants(lesson)]
     survivors, noticed = [], collections.Counter()
     for mutant, code in run([mutant for mutant in everything if not mutant.reason]):

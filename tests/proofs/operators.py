@@ -56,6 +56,53 @@ def twice(kernel):
     return run
 
 
+def multiple_of(times):
+    """The length of the vectors."""
+    return lambda sizes, dtype, options: dict.fromkeys(("x", "out"), ((times * sizes[0],), dtype))
+
+
+def doubled(inputs, options):
+    return 2 * inputs["x"].double()
+
+
+def run_window(lesson):
+    """Both masks of one length."""
+
+    def window(x, out):
+        out = torch.empty_like(x) if out is None else out
+        lesson.window_kernel[(1,)](x, out, len(x), len(x))
+        return out
+
+    return window
+
+
+def run_summary(lesson):
+    def summarize(x, other, out):
+        out = x.new_empty(3) if out is None else out
+        lesson.summary_kernel[(1,)](x, out, len(x), other, 1024)
+        return out
+
+    return summarize
+
+
+def summary(inputs, options):
+    """Sum and maximum with what stands for missing numbers; softmax of the others."""
+    x = inputs["x"].double()
+    block = torch.cat([x, x.new_full((1024 - len(x),), options["other"])])
+    share = torch.softmax(block, 0)[: len(x)].sum()
+    return torch.stack([block.sum(), block.amax(), share])
+
+
+def run_receive(lesson):
+    def receive(x, out):
+        out = torch.empty_like(x) if out is None else out
+        block = triton.next_power_of_2(max(1, len(x)))
+        lesson.receive_kernel[(1,)](x, out, len(x), BLOCK=block, SHOW=False)
+        return out
+
+    return receive
+
+
 def scale_bias_allowed(inputs, exact, options):
     x = inputs["x"]
     return 4 * work(x) * (finite_size(x.double() * options["scale"]) + abs(options["bias"]))
@@ -543,22 +590,51 @@ for title, exact, allowed, refusal in (
     listed.append(Operator("reductions", "reduce", examples=40, **few, **promises))
 for function, center in ("layer_norm", True), ("rms_norm", False):
     several = dict(dtypes=FLOATS, tensors=normed, ranks=(1, 2, 2, 3))
-    wide = dict(dtypes=[F32, F16], tensors=normed_wide, ranks=(1,), examples=12)
+    wide = dict(dtypes=FLOATS, tensors=normed_wide, ranks=(1,), examples=10)
     wide["title"] = f"{function} of wide rows"
     for more in several, wide:
         listed.append(Operator("norms", function, exact=norm(center), **more, **NORM))
+for kernel, times in ("twice_kernel", 1), ("twice_full_kernel", 1), ("twice_promised_kernel", 16):
+    vector = dict(dtypes=FLOATS, tensors=multiple_of(times), ranks=(1,), plain=True)
+    listed.append(Operator("loads_and_masks", kernel, exact=doubled, run=twice(kernel), **vector))
 listed += [
     Operator(
         "loads_and_masks",
-        kernel,
-        FLOATS,
-        exact=lambda inputs, options: 2 * inputs["x"].double(),
+        "window_kernel",
+        [F32],
+        lambda sizes, dtype, options: dict.fromkeys(("x", "out"), ((min(*sizes, 16),), dtype)),
+        same,
         ranks=(1,),
+        moves_bits=True,
         plain=True,
-        run=twice(kernel),
-        **FLAT,
-    )
-    for kernel in ("twice_kernel", "twice_full_kernel")
+        run=run_window,
+    ),
+    Operator(
+        "loads_and_masks",
+        "summary_kernel",
+        [F32],
+        lambda sizes, dtype, options: {"x": ((min(*sizes, 1024),), dtype), "out": ((3,), dtype)},
+        summary,
+        lambda inputs, exact, options: 2**-18 * (1 + finite_size(inputs["x"]).sum()) + 0 * exact,
+        ranks=(1,),
+        options={"other": [0.0, -math.inf]},
+        outs=("new", "window"),
+        extremes=False,
+        plain=True,
+        run=run_summary,
+    ),
+    Operator(
+        "programs",
+        "receive_kernel",
+        [F32],
+        alike("x"),
+        same,
+        ranks=(1,),
+        most=300,
+        moves_bits=True,
+        plain=True,
+        run=run_receive,
+    ),
 ]
 
 OPERATORS = {operator.name: operator for operator in listed}

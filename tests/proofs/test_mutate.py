@@ -8,7 +8,6 @@ import pytest
 
 UNBROKEN = """
 import mutate
-mutate.interpreter_bf16.install()
 lesson = "vector_add"
 mutant = next(mutate.mutants(lesson))
 mutant = mutant._replace(source=mutate.lesson_code.find()[lesson].read_text("utf-8"))
