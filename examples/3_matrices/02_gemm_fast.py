@@ -154,8 +154,8 @@ def descriptor_kernel(
 # -----------
 #
 # The first kernel takes what does not suit TMA, and ``K = 0``. Which tile is
-# best? Count waves: a nearly empty one takes as long as a full one, the area of
-# a tile times ``K`` over the speed of its programs, plus first loads and store.
+# best? Count waves: a nearly empty one takes as long as a full one. That is the
+# area of a tile times a sum: ``K`` over its speed, and a cost of its ends.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
@@ -291,7 +291,8 @@ def matmul(a, b, out=None):
 #
 # NaN lie around all. A result may differ from the float64 one by ``eps`` times
 # the norms of its row and column: one rounding, and ``K`` up to 8192 sums in
-# float32. Long rows begin at 16 bytes, or with ``pad = 7`` do not.
+# float32. Rows whose length is a multiple of 8 begin at 16 bytes; with ``pad =
+# 7`` none do.
 
 
 def random(M, N, K, dtype=F16, pad=0):
@@ -410,15 +411,15 @@ for dtype, (M, N, K) in itertools.product(DTYPES, SIZES) if CUDA8 else ():
 # :measured:`gemm_fast triton:tile metric=TFLOP/s M=4096 dtype=float16`.
 # Descriptors: :measured:`gemm_fast triton metric=TFLOP/s M=4096 dtype=float16`.
 #
-# From 2048 on that is, over cuBLAS, :measured:`gemm_fast geomean(triton/cublas)
-# metric=TFLOP/s dtype=float16 N>=2048` as a geometric mean, at least
-# :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048`;
-# in bfloat16 :measured:`gemm_fast geomean(triton/cublas) metric=TFLOP/s
-# dtype=bfloat16 N>=2048` and :measured:`gemm_fast min(triton/cublas)
-# metric=TFLOP/s dtype=bfloat16 N>=2048`. At 1024 the large tile makes only 32
-# programs: :measured:`gemm_fast triton:tile metric=TFLOP/s M=1024
-# dtype=float16`; 64 by 128 has :measured:`gemm_fast triton metric=TFLOP/s
-# M=1024 dtype=float16`.
+# At all sizes but 1024 that is, over cuBLAS, :measured:`gemm_fast
+# geomean(triton/cublas) metric=TFLOP/s dtype=float16 N>=2048` as a geometric
+# mean, at least :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s
+# dtype=float16 N>=2048`; in bfloat16 :measured:`gemm_fast
+# geomean(triton/cublas) metric=TFLOP/s dtype=bfloat16 N>=2048` and
+# :measured:`gemm_fast min(triton/cublas) metric=TFLOP/s dtype=bfloat16
+# N>=2048`. At 1024 the large tile makes only 32 programs: :measured:`gemm_fast
+# triton:tile metric=TFLOP/s M=1024 dtype=float16`; 64 by 128 has
+# :measured:`gemm_fast triton metric=TFLOP/s M=1024 dtype=float16`.
 #
 # Order, counted
 # --------------
@@ -562,10 +563,11 @@ for tile, us in race(calls).items():
 # %%
 # ``m64n256k16`` reads ``(64 + 256) * 16`` numbers of 2 bytes for ``2 * 64 * 256
 # * 16`` FLOP: 51 per byte of shared memory. ``n64`` has 32. So a wide tile
-# pays, while ``acc`` fits in registers: :measured:`gemm_fast triton
+# mostly pays, while ``acc`` fits in registers: :measured:`gemm_fast triton
 # metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=8`. On four warps a thread
-# needs 256 registers for ``acc`` alone, and they spill: :measured:`gemm_fast
-# triton metric=TFLOP/s BLOCK_M=128 BLOCK_N=256 num_warps=4`.
+# needs 256 registers for ``acc`` alone, may have 255, and they spill:
+# :measured:`gemm_fast triton metric=TFLOP/s BLOCK_M=128 BLOCK_N=256
+# num_warps=4`.
 #
 # What a launch costs
 # -------------------

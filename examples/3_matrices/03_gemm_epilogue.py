@@ -71,16 +71,17 @@ for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
 
 # %%
 # These are the layers of an MLP of a model of 8 billion parameters. There is
-# little to win: up, from 4096 numbers to 14336, one twelfth at most; down,
-# where each result costs 3.5 times the work, a fortieth. A product that much
-# slower than the library's loses it.
+# little to win: up, from 4096 numbers to 14336, one twelfth by this count;
+# down, where each result costs 3.5 times the work, a fortieth. A product that
+# much slower than the library's loses it. (Kernels that do not reach 4 TB/s
+# lose more.)
 #
 # Who owns what
 # -------------
 #
 # One or two programs for each SM take tile after tile, if tiles are large.
-# Those at work together should share data in L2: the order fills groups of
-# (here 2) rows, column by column.
+# Those at work together should share data in L2: the order fills groups of rows
+# (2 in the figure, 8 in the kernel), column by column.
 
 order = torch.empty(3, 4, dtype=int)
 for t in range(12):
