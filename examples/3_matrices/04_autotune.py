@@ -170,7 +170,7 @@ for how in ("nothing", "reset_to_zero", "restore_value"):
 #
 # - Tiles from 16 rows, the least that a Tensor Core instruction takes, to 256.
 # - ``BLOCK_K``: 64 numbers are a line of 128 bytes. Thin tiles take
-#   more. The last one is there to be left out.
+#   more. The last is too large, to be left out.
 # - ``num_warps``: at least 4, and so many that a thread holds 128 sums at most.
 # - ``num_stages``: 3 or 4 steps under way hide the latency of memory.
 #
@@ -458,8 +458,9 @@ plt.show()
 # min(triton/triton:best) metric=us M>=16`. What did it cost? To measure 8, then
 # 3, all compiled: :measured:`autotune triton metric=seconds part=tune M=2048`
 # s. For columns, 8 were compiled first: :measured:`autotune triton
-# metric=seconds part=tune B=columns` s. All that fit: :measured:`autotune
-# triton metric=seconds part=compile dtype=float16` s, with their check.
+# metric=seconds part=tune B=columns` s. To compile all that fit:
+# :measured:`autotune triton metric=seconds part=compile dtype=float16` s, with
+# their check.
 #
 # A choice is made *for* a key. That for 4096 rows takes :measured:`autotune
 # triton metric=regret tuned=4096,4096,4096,float16,rows

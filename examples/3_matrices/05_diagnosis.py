@@ -182,8 +182,8 @@ for M, N, K in (32, 32, 32), (24, 56, 32), (32, 32, 40), (24, 56, 40):
 
 # %%
 # A ``c`` that is not square shows one fault. A ``K`` that is no multiple of the
-# tile shows another, unless zeros happen to lie behind. Which lines are they?
-# ``triton_memcheck``, beside this page's downloads, names them.
+# tile shows another, unless what lies behind happens to be zero. Which lines
+# are they? ``triton_memcheck``, beside this page's downloads, names them.
 
 CALL = """
 try:
@@ -203,10 +203,10 @@ for repair in REPAIRS[:2]:
 
 # %%
 # The recording pairs Triton 3.6 with NumPy 2.4: the interpreter of the one
-# cannot run a loop with the other, and *Install* has the cure. Any other pair
-# names the loads of ``a`` and ``b`` and the load and store of ``c``, after one
-# repair ``load of a_ptr out of bounds: shape (24, 40), stride (56, 1)`` and
-# the same of ``b_ptr``, after both nothing.
+# cannot run a loop to ``K`` with the other, and *Install* has the cure. Any
+# other pair names the loads of ``a`` and ``b`` and the load and store of ``c``,
+# after one repair ``load of a_ptr out of bounds: shape (24, 40), stride (56,
+# 1)`` and the same of ``b_ptr``, after both nothing.
 #
 # Each mask needs its own axis, and what is left of ``K`` shrinks in the loop.
 #
@@ -255,8 +255,8 @@ for restored in [], ["c_ptr"]:
 # %%
 # Every launch of the tuner added to ``c``. ``restore_value`` puts ``c`` back
 # after each of them; two copies are then part of each time that is compared.
-# ``torch.profiler`` sees the launches with no change of the code. (The kernel
-# between them is the timer's, which overwrites L2.)
+# ``torch.profiler`` sees the launches with no change of the code. (The other
+# kernel is the timer's, which overwrites L2.)
 #
 # From a line to instructions
 # ---------------------------
@@ -445,12 +445,13 @@ plt.show()
 # in a second kernel, and the product by cuBLAS alone.
 #
 # With its masks repaired :measured:`diagnosis triton:found metric=TFLOP/s`,
-# with sums in float32 :measured:`diagnosis triton:exact metric=TFLOP/s`: the
-# repair showed what was hidden. The small tile has :measured:`diagnosis
-# triton:small metric=TFLOP/s`, 8 warps :measured:`diagnosis triton
-# metric=TFLOP/s`. They spill too, but outside the loop, so *where* counts.
-# ``n_spills`` only tells how many 4-byte words of local memory a thread has.
-# How often do spills run? Nsight Compute counts, in a child.
+# with sums in float32 :measured:`diagnosis triton:exact metric=TFLOP/s`: it
+# spilled before, and now it spills more often. The small tile has
+# :measured:`diagnosis triton:small metric=TFLOP/s`, 8 warps
+# :measured:`diagnosis triton metric=TFLOP/s`. They spill too, but outside the
+# loop, so *where* counts. ``n_spills`` only tells how many 4-byte words of
+# local memory a thread has. How often do spills run? Nsight Compute counts, in
+# a child.
 
 script = f"""import torch
 a, b = torch.randn(2, {n}, {n}, device="cuda").half()
@@ -478,8 +479,8 @@ for line in lines:
 print("" if lines else f"Left out: Nsight Compute: {said[-200:]}")
 
 # %%
-# Loads and stores of local memory together are as many as SASS predicts, a
-# large part of all instructions. Tensor Cores wait: they are busy in
+# Loads and stores of local memory together are as many as SASS predicts: in
+# ``exact`` a large part of all instructions. Tensor Cores wait, busy in
 # :measured:`diagnosis triton:exact metric=sm__pipe_tensor_cycles_active` of 100
 # cycles, with 8 warps in :measured:`diagnosis triton
 # metric=sm__pipe_tensor_cycles_active`.

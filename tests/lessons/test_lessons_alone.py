@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
-    "autotune": 505,
-    "diagnosis": 528,
+    "autotune": 506,
+    "diagnosis": 529,
     "fused_elementwise": 385,
     "gemm": 461,
     "gemm_epilogue": 477,
