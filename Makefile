@@ -26,8 +26,9 @@ test-full:  ## The slow rest: all compile targets, the oldest supported versions
 	$(ALL) $(PYTEST) -n 2 -m full
 	$(OLDEST) $(PYTEST) -n 2 -m "not full and not gpu" tests/lessons tests/test_page_*.py
 
-test-gpu:  ## Property tests of the kernels on this machine's GPU
-	$(ALL) $(PYTEST) -m gpu tests/lessons
+test-gpu:  ## Property tests and proofs of the kernels on this machine's GPU
+	$(ALL) $(PYTEST) -m gpu tests/lessons && \
+	$(PYTEST) -m gpu -n auto --maxprocesses 12 tests/proofs
 
 serve:  ## Show the built site at http://127.0.0.1:8000
 	$(SITE) "$$py" docs/_tools/build.py serve
