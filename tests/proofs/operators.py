@@ -167,6 +167,35 @@ def owners(lesson):
     )
 
 
+def run_add(lesson):
+    """The kernel of a lesson that has no wrapper for it."""
+
+    def add(x, y, out):
+        out = torch.empty_like(x) if out is None else out
+        lesson.add_kernel[(triton.cdiv(len(x), 512),)](x, y, out, len(x), 512)
+        return out
+
+    return add
+
+
+def run_configured_add(lesson):
+    """One configuration, below the tuner; of x, every other element or so."""
+
+    def add(x, y, step, config, out):
+        out = torch.empty_like(y) if out is None else out
+        chosen = lesson.ADD_SPACE[config].all_kwargs()
+        lesson.add(lesson.add_kernel.fn, x[::step], y, out, **chosen)
+        return out
+
+    return add
+
+
+def every_other(sizes, dtype, options):
+    return {"x": ((options["step"] * sizes[0],), dtype)} | dict.fromkeys(
+        ("y", "out"), (sizes, dtype)
+    )
+
+
 # Rows and columns
 
 
@@ -358,7 +387,7 @@ NORM = dict(
 
 def product(sizes, dtype, options):
     M, N, K = sizes
-    out = options["out_dtype"] or (F32 if dtype.itemsize == 1 else dtype)
+    out = options.get("out_dtype") or (F32 if dtype.itemsize == 1 else dtype)
     return {"a": ((M, K), dtype), "b": ((K, N), dtype), "out": ((M, N), out)}
 
 
@@ -378,7 +407,7 @@ LOSS = {"ieee": 0, "tf32x3": 2**-18, "tf32": 2**-9}  # of the sum of absolute pr
 def gemm_allowed(inputs, exact, options):
     a, b = inputs.values()
     size = finite_size(a) @ finite_size(b)
-    loss = LOSS[options["input_precision"]] if a.itemsize > 1 else 2**-9
+    loss = LOSS[options.get("input_precision", "ieee")] if a.itemsize > 1 else 2**-9
     return unless_overflow(size * (a.shape[1] * 2**-23 + loss) + a.shape[1] * 2**-149, size, a)
 
 
@@ -396,6 +425,97 @@ GEMM = dict(
     forms=50,
     outs=("new", "window", "a", "b"),
     refusal=gemm_refusal,
+)
+
+
+def wide_product(sizes, dtype, options):
+    """Distances of a multiple of 16 bytes."""
+    M, N, K = sizes
+    return product((M, 8 * N, 8 * K), dtype, options)
+
+
+def run_configured_gemm(lesson):
+    """The wrapper, and a tuner with one configuration to choose from, of those that fit."""
+
+    def gemm(a, b, config, out):
+        usable = lesson.fitting(lesson.SPACE, {"a_ptr": a}) if a.is_cuda else lesson.SPACE
+        one = triton.autotune([usable[config % len(usable)]], lesson.KEY)
+        with mock.patch.object(lesson, "gemm_kernel", one(lesson.gemm_kernel.fn)):
+            return lesson.gemm(a, b)
+
+    return gemm
+
+
+def layer(shapes):
+    """Inputs of a layer, from those of a product."""
+
+    def tensors(sizes, dtype, options):
+        x, b, out = shapes(sizes, dtype, options).values()
+        found = {"x": x, "weight": (b[0][::-1], dtype), "out": out}
+        if options["_bias"]:
+            found["bias"] = (out[0][1:], dtype)
+        return found | ({"residual": out} if options["_residual"] else {})
+
+    return tensors
+
+
+ACTIVATIONS = {
+    None: lambda y: y,
+    "relu": torch.relu,
+    "silu": lambda y: y / (1 + torch.exp(-y)),
+    "gelu_tanh": lambda y: gelu({"x": y}, {"approximate": "tanh"}),
+}
+
+
+def linear(inputs, options):
+    y = inputs["x"].double() @ inputs["weight"].double().t()
+    y = y + inputs["bias"].double() if "bias" in inputs else y
+    y = ACTIVATIONS[options["activation"]](y)
+    return y + inputs["residual"].double() if "residual" in inputs else y
+
+
+def linear_allowed(inputs, exact, options):
+    """The error of the sum, little more by the slope of an activation, and that of an exponent."""
+    x, K = inputs["x"], inputs["x"].shape[1]
+    size = finite_size(x) @ finite_size(inputs["weight"]).t()
+    size = size + finite_size(inputs["bias"]) if "bias" in inputs else size
+    least = 2**-20 if options["activation"] in ("silu", "gelu_tanh") else K * 2**-149
+    allowed = size * (K + 8) * 2**-23 * 1.2 + finite_size(exact) * 2**-20 + least
+    if "residual" in inputs:
+        allowed = allowed + finite_size(inputs["residual"]) * 2**-22
+    return unless_overflow(allowed, size, x)
+
+
+def linear_refusal(inputs, out, options):
+    """out may be the residual, and no other input."""
+    if out is not None and out.numel() and (out is inputs["x"] or out is inputs["weight"]):
+        return ValueError
+
+
+def run_few_layers(lesson):
+    """Two programs, each with one large tile after the other."""
+
+    def linear_act(**arguments):
+        def pick(*of):
+            return 128, 128, 64, 4, 2, 2, known(*of)[-1]
+
+        known = lesson.pick_tile
+        with mock.patch.object(lesson, "pick_tile", pick):
+            return lesson.linear_act(**arguments)
+
+    return linear_act
+
+
+LAYER = dict(
+    exact=linear,
+    allowed=linear_allowed,
+    ranks=(3,),
+    most=2**14,
+    longest=200,
+    options={"activation": [*ACTIVATIONS], "_bias": [False, True], "_residual": [False, True]},
+    forms=50,
+    outs=("new", "window", "x", "weight", "residual", "residual"),
+    refusal=linear_refusal,
 )
 
 
@@ -569,6 +689,79 @@ listed = [
         capability=(9, 0),
         title="gemm in large tiles",
         **GEMM,
+    ),
+    Operator("gemm_fast", "matmul", [F16, BF16], product, **GEMM),
+    Operator(
+        "gemm_fast",
+        "matmul",
+        [F16, BF16],
+        wide_product,
+        plain=True,
+        examples=40,
+        title="matmul by descriptors",
+        **GEMM,
+    ),
+    Operator(
+        "gemm_fast",
+        "matmul",
+        [F16, BF16],
+        large_product,
+        plain=True,
+        capability=(9, 0),
+        title="matmul in large tiles",
+        **GEMM,
+    ),
+    Operator(
+        "gemm_fast",
+        "add_kernel",
+        FLOATS,
+        alike("x", "y"),
+        added,
+        ranks=(1,),
+        plain=True,
+        run=run_add,
+    ),
+    Operator("gemm_epilogue", "linear_act", [F16, BF16], layer(product), **LAYER),
+    Operator(
+        "gemm_epilogue",
+        "linear_act",
+        [F16, BF16],
+        layer(wide_product),
+        plain=True,
+        examples=60,
+        run=run_few_layers,
+        title="linear_act in few programs",
+        **LAYER,
+    ),
+    Operator(
+        "gemm_epilogue",
+        "linear_act",
+        [F16, BF16],
+        layer(large_product),
+        plain=True,
+        capability=(9, 0),
+        title="linear_act in large tiles",
+        **LAYER,
+    ),
+    Operator(
+        "autotune",
+        "gemm",
+        [F16, BF16],
+        product,
+        options={"config": [*range(20)]},
+        run=run_configured_gemm,
+        **GEMM | {"outs": ("new",)},
+    ),
+    Operator(
+        "autotune",
+        "add",
+        FLOATS,
+        every_other,
+        lambda inputs, options: inputs["x"][:: options["step"]].double() + inputs["y"].double(),
+        ranks=(1,),
+        options={"config": [0, 1, 2], "step": [1, 3]},
+        plain=True,
+        run=run_configured_add,
     ),
 ]
 for title, exact, allowed, refusal in (

@@ -19,8 +19,8 @@ from operators import OPERATORS  # noqa: E402
 sys.path.append(str(lesson_code.EXAMPLES / "tools"))
 from triton_memcheck import memcheck  # noqa: E402
 
-# Its kernels are wrong on purpose.
-UNPROVEN = {"debugging"}
+# Their kernels are wrong on purpose.
+UNPROVEN = {"debugging", "diagnosis"}
 INTERPRETED = [name for name in OPERATORS if OPERATORS[name].capability == (8, 0)]
 SEED = int(os.environ.get("PROOFS_SEED", 0))
 CASES = 10_000  # of each operator, on CUDA
@@ -30,8 +30,9 @@ def lesson_of(operator):
     """The lesson's code; interpreted, it does without bfloat16, but here that is mended."""
     lesson = lesson_code.load(operator.lesson)
     for value in vars(lesson).values():
-        if isinstance(value, list) and torch.float16 in value and torch.bfloat16 not in value:
-            value.append(torch.bfloat16)
+        if isinstance(value, list) and all(isinstance(dtype, torch.dtype) for dtype in value):
+            if torch.float16 in value and torch.bfloat16 not in value:
+                value.append(torch.bfloat16)
     if operator.lesson == "reductions":
         lesson.LEAST[torch.bfloat16] = float("-inf")
     return lesson
