@@ -1,6 +1,6 @@
 r"""
-Epilogue: bias, activation and residual in the matrix product
-=============================================================
+Epilogue: bias, activation, residual in the product
+===================================================
 
 A layer of a language model is a product and what is done with it: a bias, an
 activation, a residual. You do all of it before the product leaves the
