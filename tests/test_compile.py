@@ -616,6 +616,7 @@ def test_scale_bias_is_contracted(kind, digits):
     assert apart == {f"mul.rn.{digits}", f"add.rn.{digits}"}
 
 
+@pytest.mark.full
 def test_gemm_fast_stages_take_the_shared_memory_that_its_page_counts():
     """``mma.sync`` has its operands in registers: while it runs, one buffer fewer is in use."""
     lesson = lesson_code.load("gemm_fast")

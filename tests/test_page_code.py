@@ -122,7 +122,13 @@ def test_every_block_is_of_a_kind_that_is_tested():
     assert python == SCRIPTS.keys()
 
 
-@pytest.mark.parametrize("page, number", SCRIPTS)
+SLOW = "concepts/what-is-triton.md"  # torch.compile takes a C++ compiler's time
+
+
+@pytest.mark.parametrize(
+    "page, number",
+    [pytest.param(*s, marks=pytest.mark.full if s[0] == SLOW else ()) for s in SCRIPTS],
+)
 def test_python(page, number, tmp_path):
     more = {"PYTHONPATH": str(DOCS / "_ext"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     if page == "index.md":
