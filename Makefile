@@ -19,7 +19,7 @@ help:  ## Show this help
 html:  ## Build both languages into _build/html (with a GPU: run the lessons)
 	$(SITE) "$$py" docs/_tools/build.py html
 
-test:  ## Check everything that needs no GPU (about ten minutes)
+test:  ## Check everything that needs no GPU (about a quarter of an hour)
 	$(ALL) $(PYTEST) -n 2 -m "not full and not gpu"
 
 test-full:  ## The slow rest: all compile targets, the oldest supported versions

@@ -14,6 +14,7 @@ import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matrices import LAYOUTS, SENTINEL, SHAPES, assert_close, normals, view
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
@@ -23,47 +24,6 @@ from triton.runtime.errors import AutotunerError, OutOfResources  # noqa: E402
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
-SENTINEL = -77.0  # far from all products, and exact in each dtype
-LAYOUTS = ["contiguous", "transposed", "sliced", "both sliced", "row", "column", "offset"]
-SHAPES = [(0, 5, 3), (5, 0, 3), (5, 7, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1), (1, 257, 3)]
-SHAPES += [(257, 1, 3), (3, 5, 257), (63, 64, 65), (64, 64, 64), (65, 63, 64), (127, 129, 131)]
-
-
-def view(rows, cols, layout, dtype, device, fill=math.nan):
-    """A view of that shape and layout with ``fill`` in and around it; and its buffer."""
-    if layout == "transposed":
-        inner, room = view(cols, rows, "contiguous", dtype, device, fill)
-        return inner.t(), room
-    step_m, step_n = {"sliced": (1, 3), "both sliced": (2, 5)}.get(layout, (1, 1))
-    edge = 17 if layout == "offset" else 16
-    shape = edge + rows * step_m + 16, edge + cols * step_n + 16
-    room = torch.full(shape, fill, device=device, dtype=dtype)
-    inner = room[edge : edge + rows * step_m : step_m, edge : edge + cols * step_n : step_n]
-    if layout == "row" and rows:
-        inner = inner[:1].expand(rows, cols)
-    if layout == "column" and cols:
-        inner = inner[:, :1].expand(rows, cols)
-    return inner, room
-
-
-def normals(rows, cols, layout, dtype, device, seed):
-    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(device)
-    inner, _ = view(rows, cols, layout, dtype, device)
-    if layout == "row":
-        inner[:1] = values[:1].to(dtype)
-    elif layout == "column":
-        inner[:, :1] = values[:, :1].to(dtype)
-    else:
-        inner.copy_(values)
-    return inner
-
-
-def assert_close(c, a, b):
-    exact = a.double() @ b.double()
-    sums = a.double().abs() @ b.double().abs()
-    limits = torch.finfo(c.dtype)
-    bound = sums * (a.shape[1] * 2**-23) + limits.tiny * limits.eps
-    assert bool(((c.double() - exact).abs() <= bound + exact.abs() * limits.eps / 2).all())
 
 
 def assert_right(lesson, a, b):

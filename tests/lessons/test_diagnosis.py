@@ -246,6 +246,9 @@ def test_what_it_prints_with_the_checker(tmp_path, cache):
     lines = [re.findall(r"^case\.py:\d+: (\w+ of \w+) out of bounds", r, re.M) for r in reports]
     loads = ["load of a_ptr", "load of b_ptr"]
     assert lines == [[*loads, "load of c_ptr", "store of c_ptr"], loads, []]
+    page = " ".join(SCRIPT.read_text("utf-8").replace("\n# ", " ").split())
+    [quoted] = re.findall(r"``(load of a_ptr [^`]+)``", page)
+    assert quoted in reports[1]
     assert "three calls added [4.0, 1.0, 1.0] products" in said
     assert "three calls added [1.0, 1.0, 1.0] products" in said
     assert not re.search(r"Error|Traceback|/tmp|/home|/root|0x", said)

@@ -6,6 +6,7 @@ import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matrices import LAYOUTS, SENTINEL, SHAPES, assert_close, normals, view
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
@@ -14,46 +15,7 @@ pytest.importorskip("triton")
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 WITH_BFLOAT16 = ["WIDE", "DTYPES"]  # of the lesson
 FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-SENTINEL = -77.0  # far from all products, and exact in each dtype
-LAYOUTS = ["contiguous", "transposed", "sliced", "both sliced", "row", "column", "offset"]
 LOSS = {"ieee": 0, "tf32x3": 2**-18, "tf32": 2**-9}  # of the sum of absolute products
-
-
-def view(rows, cols, layout, dtype, device, fill=math.nan):
-    """A view of that shape and layout with ``fill`` in and around it; and its buffer."""
-    if layout == "transposed":
-        inner, room = view(cols, rows, "contiguous", dtype, device, fill)
-        return inner.t(), room
-    step_m, step_n = {"sliced": (1, 3), "both sliced": (2, 5)}.get(layout, (1, 1))
-    edge = 17 if layout == "offset" else 16
-    shape = edge + rows * step_m + 16, edge + cols * step_n + 16
-    room = torch.full(shape, fill, device=device).to(dtype)
-    inner = room[edge : edge + rows * step_m : step_m, edge : edge + cols * step_n : step_n]
-    if layout == "row" and rows:
-        inner = inner[:1].expand(rows, cols)
-    if layout == "column" and cols:
-        inner = inner[:, :1].expand(rows, cols)
-    return inner, room
-
-
-def normals(rows, cols, layout, dtype, device, seed):
-    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(device)
-    inner, _ = view(rows, cols, layout, dtype, device)
-    if layout == "row":
-        inner[:1] = values[:1].to(dtype)
-    elif layout == "column":
-        inner[:, :1] = values[:, :1].to(dtype)
-    else:
-        inner.copy_(values)
-    return inner
-
-
-def assert_close(c, a, b, loss=0):
-    exact = a.double() @ b.double()
-    sums = a.double().abs() @ b.double().abs()
-    limits = torch.finfo(c.dtype)
-    bound = sums * (a.shape[1] * 2**-23 + loss) + limits.tiny * limits.eps
-    assert bool(((c.double() - exact).abs() <= bound + exact.abs() * limits.eps / 2).all())
 
 
 def assert_right(lesson, a, b, out_dtype=F32, out_layout="contiguous", loss=0, **options):
@@ -67,11 +29,6 @@ def assert_right(lesson, a, b, out_dtype=F32, out_layout="contiguous", loss=0, *
     fresh = lesson.gemm(a, b, out_dtype=out_dtype, **options)
     assert (fresh.shape, fresh.dtype, fresh.device) == ((M, N), out_dtype, a.device)
     assert_close(fresh, a, b, loss)
-
-
-SHAPES = [(0, 5, 3), (5, 0, 3), (5, 7, 0), (0, 0, 0), (1, 0, 0), (1, 1, 0), (1, 1, 1)]
-SHAPES += [(1, 257, 3), (257, 1, 3), (3, 5, 257), (17, 31, 13), (63, 64, 65)]
-SHAPES += [(64, 64, 64), (65, 63, 64), (127, 129, 131), (128, 128, 16)]
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)

@@ -7,6 +7,7 @@ import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from matrices import SENTINEL, SHAPES, normals, view
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
@@ -14,35 +15,9 @@ pytest.importorskip("triton")
 
 F16, BF16 = torch.float16, torch.bfloat16
 WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
-SENTINEL = -77.0
-LAYOUTS = ["aligned", "anywhere", "transposed", "sliced", "both sliced", "row", "column"]
+LAYOUTS = ["aligned", "offset", "transposed", "sliced", "both sliced", "row", "column"]
 ACTIVATIONS = [None, "gelu_tanh", "silu", "relu"]
 torch_functions = torch.nn.functional
-
-
-def view(rows, cols, layout, dtype, device, fill=math.nan):
-    """A view of that shape and layout with ``fill`` in and around it; and its buffer."""
-    if layout == "transposed":
-        inner, room = view(cols, rows, "anywhere", dtype, device, fill)
-        return inner.t(), room
-    step_m, step_n = {"sliced": (1, 3), "both sliced": (2, 5)}.get(layout, (1, 1))
-    edge = 16 if layout == "aligned" else 17
-    pitch = -(-(2 * edge + cols * step_n) // 8) * 8 + (layout != "aligned")
-    room = torch.full((2 * edge + rows * step_m, pitch), fill, device=device, dtype=dtype)
-    inner = room[edge : edge + rows * step_m : step_m, edge : edge + cols * step_n : step_n]
-    if layout == "row" and rows:
-        inner = inner[:1].expand(rows, cols)
-    if layout == "column" and cols:
-        inner = inner[:, :1].expand(rows, cols)
-    return inner, room
-
-
-def normals(rows, cols, layout, dtype, device, seed):
-    values = torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)) * 0.6
-    inner, _ = view(rows, cols, layout, dtype, device)
-    part = inner[:1] if layout == "row" else inner[:, :1] if layout == "column" else inner
-    part.copy_(values[: part.shape[0], : part.shape[1]])
-    return inner
 
 
 def exact(x, weight, bias, activation, residual):
@@ -70,7 +45,7 @@ def assert_close(out, x, weight, bias, activation, residual):
     assert bool(((out.double() - best).abs() <= bound).all())
 
 
-def assert_right(lesson, x, weight, bias, activation, residual, out_layout="anywhere"):
+def assert_right(lesson, x, weight, bias, activation, residual, out_layout="offset"):
     """Into a window, and nowhere else; and into a new tensor."""
     M, N = x.shape[0], weight.shape[0]
     out, room = view(M, N, out_layout, x.dtype, x.device, SENTINEL)
@@ -84,12 +59,8 @@ def assert_right(lesson, x, weight, bias, activation, residual, out_layout="anyw
     assert_close(fresh, *arguments)
 
 
-SHAPES = [(0, 5, 3), (5, 0, 3), (5, 7, 0), (0, 0, 0), (1, 1, 0), (1, 1, 1), (1, 257, 3)]
-SHAPES += [(257, 1, 8), (17, 31, 13), (63, 64, 65), (64, 64, 64), (65, 63, 72), (2, 129, 128)]
-
-
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-@pytest.mark.parametrize("M, N, K", SHAPES)
+@pytest.mark.parametrize("M, N, K", [*SHAPES, (257, 1, 8), (65, 63, 72), (2, 129, 128)])
 def test_sizes(lesson, device, M, N, K, dtype):
     x = normals(M, K, "aligned", dtype, device, 1)
     weight = normals(N, K, "aligned", dtype, device, 2)
@@ -149,7 +120,7 @@ def test_each_tile(lesson, device, dtype):
         weight = normals(N, K, "aligned", dtype, device, 2)
         bias = normals(1, N, "aligned", dtype, device, 3)[0]
         residual = normals(M, N, "aligned", dtype, device, 4)
-        out, room = view(M, N, "anywhere", dtype, device, SENTINEL)
+        out, room = view(M, N, "offset", dtype, device, SENTINEL)
         lesson.launch(x, weight, bias, residual, out, "gelu_tanh", tile)
         assert_close(out, x, weight, bias, "gelu_tanh", residual)
         out.fill_(SENTINEL)

@@ -24,7 +24,7 @@ MAX_LINES = {
     "autotune": 506,
     "diagnosis": 529,
     "fused_elementwise": 385,
-    "gemm": 461,
+    "gemm": 460,
     "gemm_epilogue": 477,
     "gemm_fast": 616,
     "measuring": 380,
