@@ -73,8 +73,8 @@ for (op, (N, K, *_)), M in product(LAYERS.items(), (1, 64, 512, 4096)):
 # These are the layers of an MLP of a model of 8 billion parameters. There is
 # little to win: up, from 4096 numbers to 14336, one twelfth by this count;
 # down, where each result costs 3.5 times the work, a fortieth. A product that
-# much slower than the library's loses it. (Kernels that do not reach 4 TB/s
-# lose more.)
+# much slower than the library's loses it. (PyTorch loses more than this count,
+# below.)
 #
 # Who owns what
 # -------------
@@ -426,8 +426,8 @@ plt.show()
 # by geometric mean, and :measured:`gemm_epilogue geomean(triton/torch)
 # metric=us M>=512` as fast as PyTorch. The product of cuBLAS with a free
 # epilogue would be :measured:`gemm_epilogue geomean(cublas/torch) metric=us
-# M>=512` as fast. GELU takes a part of the difference, our own product a part,
-# and idle SMs the rest: up at 512 rows the tiles fill 1.7 rounds and take two.
+# M>=512` as fast. What follows the product takes a part of the difference, the
+# product itself another: up at 512 rows its tiles fill 1.7 rounds and take two.
 # From 16 rows up, the worst case against PyTorch is :measured:`gemm_epilogue
 # min(triton/torch) metric=us M>=16`.
 #

@@ -134,6 +134,7 @@ for key in (["n"], ["N"]):
 #   of two into the key.
 # - A dtype enters by itself. Strides do not, nor does the device.
 # - ``N`` is no argument: it is ignored, silently. Compare the names yourself.
+#   (Triton 3.9 raises a ``ValueError``.)
 #
 # It runs your kernel many times
 # ------------------------------
