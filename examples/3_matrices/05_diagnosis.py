@@ -356,7 +356,7 @@ for kind, count, color in ("float16", 2, "#D1495B"), ("float32", 3, "#3B82C4"):
     kernel = repaired(count)
     losses = [check(kernel, 128, 128, k, tile=TILES[0])[1] for k in ks]
     plt.loglog(ks, losses, "o-", color=color, label=kind)
-    print(f"acc in {kind}, error from K = {ks[0]} to {ks[-1]}:", *losses[::2])
+    print(f"acc in {kind}, error by K:", dict(zip(ks[::2], losses[::2])))
     row = dict(provider="triton", metric="error", kind=kind, M=128, N=128)
     results += [row | dict(K=k, value=x) for k, x in zip(ks, losses)]
 plt.gca().set(xlabel="K", ylabel="relative error")
@@ -376,6 +376,7 @@ plt.show()
 TYPES = r"""ttgir:(?:dot|tmem_alloc).*->.*?<(\d\w+)
 ptx:(?:wgmma.mma|mma.sync|tcgen05.mma)\S+ sass:\w*H\w*MMA\S*"""
 for name in ("triton:found", "triton:exact"):
+    print(f"{name}, type of the sum")
     read(name, TYPES)
 print("- {}\n+ {}".format(*REPAIRS[2]))
 

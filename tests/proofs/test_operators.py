@@ -7,6 +7,7 @@ import sys
 import time
 
 import lesson_code
+import lessons
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from triton_memcheck import memcheck  # noqa: E402
 UNPROVEN = {"debugging", "diagnosis"}
 INTERPRETED = [name for name in OPERATORS if OPERATORS[name].capability == (8, 0)]
 SEED = int(os.environ.get("PROOFS_SEED", 0))
-CASES = 10_000  # of each operator, on CUDA
+CASES = int(os.environ.get("PROOFS_CASES", 10_000))  # of each operator, on CUDA
 
 
 def lesson_of(operator):
@@ -80,8 +81,9 @@ def test_on_cuda(device, name, record_property):
         pytest.skip(f"compute capability {operator.capability} is needed")
     summary, failures = prove(operator, device, operator.forms, CASES // operator.forms)
     versions = {"torch": torch.__version__, "triton": triton.__version__}
-    gpu = torch.cuda.get_device_name()
-    record_property("proof", {"gpu": gpu} | versions | {"seed": SEED} | summary)
+    shared = {"gpu": torch.cuda.get_device_name()} | versions | {"seed": SEED}
+    summary["code"] = lessons.find()[operator.lesson].code_hash()
+    record_property("proof", shared | summary)
     assert not failures, failures[0]
 
 
