@@ -28,7 +28,8 @@ test-full:  ## The slow rest: all compile targets, the oldest supported versions
 
 test-gpu:  ## Property tests and proofs of the kernels on this machine's GPU
 	$(ALL) $(PYTEST) -m gpu tests/lessons && \
-	$(PYTEST) -m gpu -n auto --maxprocesses 12 tests/proofs
+	$(PYTEST) -m gpu -n auto --maxprocesses 12 tests/proofs && \
+	if command -v compute-sanitizer > /dev/null; then "$$py" tests/proofs/sanitize.py; fi
 
 serve:  ## Show the built site at http://127.0.0.1:8000
 	$(SITE) "$$py" docs/_tools/build.py serve

@@ -28,6 +28,7 @@ extensions = [
     "figures",
     "cards",
     "recorded",
+    "proofs",
     "measured",
     "downloads",
     "mathml",

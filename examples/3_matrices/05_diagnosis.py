@@ -202,11 +202,10 @@ for repair in REPAIRS[:2]:
     print("- {}\n+ {}".format(*repair))
 
 # %%
-# The recording pairs Triton 3.6 with NumPy 2.4: the interpreter of the one
-# cannot run a loop to ``K`` with the other, and *Install* has the cure. Any
-# other pair names the loads of ``a`` and ``b`` and the load and store of ``c``,
-# after one repair ``load of a_ptr out of bounds: shape (24, 40), stride (56,
-# 1)`` and the same of ``b_ptr``, after both nothing.
+# The load and store of ``c`` leave the list with the first repair: masks had
+# been swapped. Those of ``a`` and ``b`` leave it with the second, which masks
+# the tail of ``K``. In the first pair of brackets: wrong in ``c``, changed
+# around it.
 #
 # Each mask needs its own axis, and what is left of ``K`` shrinks in the loop.
 #

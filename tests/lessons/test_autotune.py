@@ -329,7 +329,11 @@ def test_what_does_not_fit_counts_as_infinitely_slow(lesson, device):
 
 
 def test_pruning(lesson, device):
-    """By a function first, then by a model; a share is one of all configurations."""
+    """By a function first, then by a model; a share is one of all configurations.
+
+    (From Triton 3.9 on, of those that are left.)
+    """
+    half = 3 if triton.__version__ < "3.9" else 2
     six = [triton.Config({"BLOCK": b}, num_warps=w) for b in (512, 1024, 4096) for w in (2, 8)]
     asked = []
 
@@ -341,12 +345,12 @@ def test_pruning(lesson, device):
         return -BLOCK * num_warps
 
     x = torch.zeros(10, device=device)
-    for top_k, left in ((1, 1), (3, 3), (0.5, 3), (9, 4), (1.0, 4)):
+    for top_k, left in ((1, 1), (3, 3), (0.5, half), (9, 4), (1.0, 4)):
         prune = {"early_config_prune": early, "perf_model": model, "top_k": top_k}
         tuner = tuner_of(lesson, configs=six, prune_configs_by=prune)
         tune(lesson, tuner, x)
-        assert len(tuner.configs_timings) == left
-        assert set(tuner.configs_timings) <= set(six[2:])
+        timed = getattr(tuner, "configs_timings", [tuner.best_config])  # one alone is not timed
+        assert len(timed) == left and set(timed) <= set(six[2:])
         if left < 4:
             assert tuner.best_config is six[5]
     assert asked[0][0] == ["n", "out_ptr", "stride_x", "x_ptr", "y_ptr"]

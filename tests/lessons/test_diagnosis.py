@@ -178,7 +178,7 @@ def test_what_the_page_reads(lesson, device, arch, mma, cache, capsys, monkeypat
     assert len(re.findall("shfl.sync", row["ptx"])) == 7
     for name, kind in ("triton:found", "f16"), ("triton:exact", "f32"):
         asm = found[name]
-        assert re.findall(r"dot.*->.(tensor<\w+)", asm["ttgir"]) == [f"tensor<128x256x{kind}"]
+        assert set(re.findall(r"dot.*->.(tensor<\w+)", asm["ttgir"])) == {f"tensor<128x256x{kind}"}
         instructions = set(re.findall(r"(?:wgmma.mma|mma.sync)\S+", asm["ptx"]))
         assert instructions and all(i.startswith(mma) for i in instructions)
         assert {"f32" in i for i in instructions} == {kind == "f32"}
@@ -246,9 +246,6 @@ def test_what_it_prints_with_the_checker(tmp_path, cache):
     lines = [re.findall(r"^case\.py:\d+: (\w+ of \w+) out of bounds", r, re.M) for r in reports]
     loads = ["load of a_ptr", "load of b_ptr"]
     assert lines == [[*loads, "load of c_ptr", "store of c_ptr"], loads, []]
-    page = " ".join(SCRIPT.read_text("utf-8").replace("\n# ", " ").split())
-    [quoted] = re.findall(r"``(load of a_ptr [^`]+)``", page)
-    assert quoted in reports[1]
     assert "three calls added [4.0, 1.0, 1.0] products" in said
     assert "three calls added [1.0, 1.0, 1.0] products" in said
     assert not re.search(r"Error|Traceback|/tmp|/home|/root|0x", said)

@@ -22,7 +22,7 @@ LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
     "autotune": 507,
-    "diagnosis": 530,
+    "diagnosis": 529,
     "fused_elementwise": 385,
     "gemm": 460,
     "gemm_epilogue": 477,

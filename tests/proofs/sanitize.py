@@ -52,7 +52,7 @@ def found(tool: str, *command: str) -> int:
 
 
 def sanitize(name: str) -> dict:
-    test = f"tests/proofs/test_operators.py::test_on_cuda[cuda-{name}]"
+    test = f"tests/proofs/test_operators.py::test_on_cuda[{name}-cuda]"
     options = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", test]
     row = {"operator": name, "cases": CASES} | {tool: found(tool, *options) for tool in TOOLS}
     print(row, flush=True)

@@ -80,7 +80,7 @@ def test_on_cuda(device, name, record_property):
     if torch.cuda.get_device_capability() < operator.capability:
         pytest.skip(f"compute capability {operator.capability} is needed")
     summary, failures = prove(operator, device, operator.forms, CASES // operator.forms)
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    versions = {"torch": str(torch.__version__), "triton": triton.__version__}
     shared = {"gpu": torch.cuda.get_device_name()} | versions | {"seed": SEED}
     summary["code"] = lessons.find()[operator.lesson].code_hash()
     record_property("proof", shared | summary)
