@@ -43,6 +43,27 @@ def normals(rows, cols, layout, dtype, device, seed):
     return inner
 
 
+def beyond_32_bits(device):
+    """2**32 numbers of float16, for views whose offsets pass 2**31; or the test is skipped.
+
+    A CPU need not have the memory: only the pages that are touched exist.
+    """
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 12e9:
+        pytest.skip("12 GB of GPU memory are needed")
+    try:
+        room = torch.empty(2**32 + 999, dtype=torch.float16, device=device)
+    except RuntimeError:
+        pytest.skip("8 GiB of addresses are needed")
+    return room.fill_(math.nan) if device == "cuda" else room
+
+
+def specials(n, dtype, device):
+    """Two matrices of ones, and in them infinities and NaN."""
+    a, b = torch.ones(2, n, n, dtype=dtype, device=device)
+    a[3, n - 1], b[0, 66], a[65, 5] = math.nan, math.inf, -math.inf
+    return a, b
+
+
 def assert_close(c, a, b, loss=0):
     """``c`` is ``a @ b``, with the error of a float32 sum, of ``loss``, and of one rounding."""
     exact = a.double() @ b.double()

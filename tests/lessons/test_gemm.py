@@ -6,7 +6,16 @@ import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matrices import LAYOUTS, SENTINEL, SHAPES, assert_close, normals, view
+from matrices import (
+    LAYOUTS,
+    SENTINEL,
+    SHAPES,
+    assert_close,
+    beyond_32_bits,
+    normals,
+    specials,
+    view,
+)
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
@@ -71,9 +80,7 @@ def test_default_dtypes(lesson, device):
 
 def test_special_values(lesson, device):
     """Infinities and NaN reach their row or column, and no other result."""
-    a = torch.ones(70, 70, device=device)
-    b = torch.ones(70, 70, device=device)
-    a[3, 69], b[0, 66], a[65, 5] = math.nan, math.inf, -math.inf
+    a, b = specials(70, F32, device)
     got = lesson.gemm(a, b)
     exact = a.double() @ b.double()
     torch.testing.assert_close(got.double(), exact, rtol=0, atol=0, equal_nan=True)
@@ -229,15 +236,7 @@ def test_large_tiles_on_cuda(lesson, device, dtype):
 
 
 def test_offsets_beyond_32_bits(lesson, device):
-    """A CPU need not have the memory: only the pages that are touched exist."""
-    if device == "cuda" and torch.cuda.mem_get_info()[0] < 12e9:
-        pytest.skip("12 GB of GPU memory are needed")
-    try:
-        room = torch.empty(2**32 + 999, dtype=F16, device=device)
-    except RuntimeError:
-        pytest.skip("8 GiB of addresses are needed")
-    if device == "cuda":
-        room.fill_(math.nan)
+    room = beyond_32_bits(device)
     a = room.as_strided((3, 128), (1, 2**25))  # a step passes 2**31 elements
     a.copy_(torch.randn(3, 128, device=device))
     b = normals(128, 5, "contiguous", F16, device, 1)

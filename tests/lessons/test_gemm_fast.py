@@ -1,12 +1,19 @@
 """gemm_fast: its wrapper against float64, both kernels with every tile, and its models."""
 
-import math
-
 import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from matrices import LAYOUTS, SENTINEL, SHAPES, assert_close, normals, view
+from matrices import (
+    LAYOUTS,
+    SENTINEL,
+    SHAPES,
+    assert_close,
+    beyond_32_bits,
+    normals,
+    specials,
+    view,
+)
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
@@ -129,9 +136,7 @@ def test_each_tile_has_one_program(lesson, rows, cols, group, wave):
 
 def test_special_values(lesson, device):
     """Infinities and NaN reach their row or column, and no other result."""
-    a = torch.ones(72, 72, dtype=F16, device=device)
-    b = torch.ones(72, 72, dtype=F16, device=device)
-    a[3, 69], b[0, 66], a[65, 5] = math.nan, math.inf, -math.inf
+    a, b = specials(72, F16, device)
     exact = a.double() @ b.double()
     for right in (b, b.t().contiguous().t()):  # by descriptors, by pointers
         got = lesson.matmul(a, right).double()
@@ -252,15 +257,7 @@ def test_large_sizes_on_cuda(lesson, device, dtype):
 
 
 def test_offsets_beyond_32_bits(lesson, device):
-    """A CPU need not have the memory: only the pages that are touched exist."""
-    if device == "cuda" and torch.cuda.mem_get_info()[0] < 12e9:
-        pytest.skip("12 GB of GPU memory are needed")
-    try:
-        room = torch.empty(2**32 + 999, dtype=F16, device=device)
-    except RuntimeError:
-        pytest.skip("8 GiB of addresses are needed")
-    if device == "cuda":
-        room.fill_(math.nan)
+    room = beyond_32_bits(device)
     b = normals(128, 8, "contiguous", F16, device, 1).contiguous()
     for strides in ((1, 2**25), (2**31, 1)):  # by pointers, by descriptors
         a = room.as_strided((2, 128), strides)
