@@ -24,7 +24,7 @@ class Job:
     arguments: "*fp32" or "i32"; with ":16" a pointer aligned to 16 bytes, or a
         number that is a multiple of 16.
     constants: values of constexpr arguments, and of those that Triton turns
-        into constants (an integer 1, a None).
+        into constants (an integer 1, a None); {"dtype": "fp32"} is a type.
     options: num_warps, num_stages and so on.
     """
 
@@ -88,6 +88,7 @@ def _compile(job: Job) -> Report:
     from lesson_code import load
     from triton.compiler import ASTSource
     from triton.compiler import compile as triton_compile
+    from triton.language import dtype
     from triton.runtime.jit import JITFunction
 
     function = getattr(load(job.lesson), job.kernel)
@@ -101,7 +102,10 @@ def _compile(job: Job) -> Report:
         signature[name], _, divisor = job.arguments[name].partition(":")
         if divisor:
             attributes[(position,)] = [["tt.divisibility", int(divisor)]]
-    source = ASTSource(function, signature, job.constants, attributes)
+    constants = {
+        k: dtype(v["dtype"]) if isinstance(v, dict) else v for k, v in job.constants.items()
+    }
+    source = ASTSource(function, signature, constants, attributes)
     compiled = triton_compile(source, target=_gpu_target(job.target), options=job.options)
     asm = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     shared = compiled.metadata.shared
