@@ -7,7 +7,6 @@ interpreted, the arguments are kept, and specialised as Triton does.
 import contextlib
 import random
 
-import lesson_code
 import pytest
 
 torch = pytest.importorskip("torch")
