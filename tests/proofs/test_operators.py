@@ -67,7 +67,7 @@ def prove(operator, device, forms, turns):
             except Exception as error:
                 failures.append(f"{type(error).__name__}: {error}\n{case}")
             case = again(rng, operator, case)
-    counts = {"cases": forms * turns, "refused": refused, "failures": len(failures)}
+    counts = {"proven": forms * turns, "refused": refused, "failures": len(failures)}
     seconds = round(time.perf_counter() - begin, 1)
     return {"operator": operator.name} | counts | {"seconds": seconds}, failures
 
@@ -92,7 +92,7 @@ def test_many_cases(device):
     """The loop for CUDA, in small: a right operator, and one whose reference is another one."""
     operator = OPERATORS["vector_add vector_add"]
     summary, failures = prove(operator, device, forms=2, turns=3)
-    assert (summary["cases"], failures) == (6, [])
+    assert (summary["proven"], failures) == (6, [])
     other = dataclasses.replace(operator, exact=lambda inputs, options: inputs["x"])
     summary, failures = prove(other, device, forms=2, turns=3)
     assert summary["failures"] == len(failures) > 0 and "seed=" in failures[0]
