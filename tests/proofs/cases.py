@@ -207,21 +207,25 @@ def as_bytes(tensor, one_nan):
 
 
 def wrong(operator, got, inputs, options):
-    """How many bytes or elements are not what they must be."""
+    """How many bytes or elements are not what they must be: a tensor, nobody waits for it."""
     exact = operator.exact(inputs, options)
     if operator.allowed is None or not got.is_floating_point():
         one_nan = not operator.moves_bits
-        return int((as_bytes(got, one_nan) != as_bytes(exact.to(got.dtype), one_nan)).sum())
+        return (as_bytes(got, one_nan) != as_bytes(exact.to(got.dtype), one_nan)).sum()
     allowed = operator.allowed(inputs, exact, options).nan_to_num(0, math.inf)
     # Rounding keeps the order, so it is enough to round both ends.
     low, high = (end.to(got.dtype).double() for end in (exact - allowed, exact + allowed))
     value = got.double()
     right = (low <= value) & (value <= high) | (value.isnan() & exact.isnan()) | allowed.isinf()
-    return int((~right).sum())
+    return (~right).sum()
 
 
-def check(operator, lesson, case, device, guard=contextlib.nullcontext):
-    """Call the operator once: it gives what it must, or refuses, and touches nothing else."""
+def attempt(operator, lesson, case, device, guard=contextlib.nullcontext):
+    """Call the operator once, as the case says.
+
+    Returns what it gave, None if it refused as it must; and tensors: how much of that is wrong,
+    then for each buffer how many of its other bytes are not what they were.
+    """
     tensors = operator.tensors(case.sizes, case.dtype, case.options)
     buffers, inputs = [], {}
     for name in case.values:
@@ -243,24 +247,32 @@ def check(operator, lesson, case, device, guard=contextlib.nullcontext):
     refusal = operator.refusal(inputs, out, case.options) or shares_elements(out)
     options = {k: v for k, v in case.options.items() if not k.startswith("_")}
     function = operator.run(lesson) if operator.run else getattr(lesson, operator.function)
+    got, faults = None, []
     try:
         with guard():
             got = function(**inputs, **options, out=out)
     except (TypeError, ValueError, IndexError) as error:
         assert type(error) is refusal, f"{case}: {type(error).__name__}: {error}"
-        got = None
     else:
         assert refusal is None, f"{case}: not refused"
         assert out is None or got is out, f"{case}: something else than out is returned"
         assert (got.shape, got.dtype, got.device.type) == (shape, dtype, device), f"{case}: {got}"
-        count = wrong(operator, got, kept, case.options)
-        assert count == 0, f"{case}: wrong in {count} places: {got}"
+        faults.append(wrong(operator, got, kept, case.options))
     for buffer, old in zip(buffers, before):
         if got is not None and buffer.data_ptr() == got.untyped_storage().data_ptr():
             mine = old.view(got.dtype).as_strided(got.shape, got.stride(), got.storage_offset())
             mine.copy_(got)
-        assert torch.equal(buffer, old), f"{case}: something else was written"
-    return got is None
+        faults.append((buffer != old).sum())
+    return got, faults
+
+
+def check(operator, lesson, case, device, guard=contextlib.nullcontext):
+    """Call the operator once: it gives what it must, or refuses, and touches nothing else."""
+    got, faults = attempt(operator, lesson, case, device, guard)
+    counts = [int(count) for count in faults]
+    if got is not None:
+        assert counts[0] == 0, f"{case}: wrong in {counts[0]} places: {got}"
+    assert not any(counts), f"{case}: something else was written"
 
 
 def shares_elements(out):

@@ -6,27 +6,24 @@ import os
 from pathlib import Path
 
 SUMMARY = Path(__file__).resolve().parents[2] / "_build" / "proofs.json"
-proofs = []
 
 
 def pytest_runtest_logreport(report):
-    """Also called for the tests of parallel processes."""
-    if report.when == "call":
-        proofs.extend(value for name, value in report.user_properties if name == "proof")
+    """Called in each parallel process, and with all reports in the one that started them."""
+    found = [value for name, value in report.user_properties if name == "proof"]
+    alone = not {"PYTEST_XDIST_WORKER", "PROOFS_CASES"} & set(os.environ)
+    if report.when == "call" and found and alone:
+        keep(found[0])
 
 
-def pytest_sessionfinish():
+def keep(proof):
     """Operators that were not proven this time keep what an earlier run of these versions found."""
-    if not proofs or "PROOFS_CASES" in os.environ:
-        return
     shared = ("gpu", "torch", "triton", "seed")
-    summary = {name: proofs[0][name] for name in shared}
+    summary = {name: proof.pop(name) for name in shared}
     known = json.loads(SUMMARY.read_text("utf-8")) if SUMMARY.exists() else {}
     if any(known.get(name) != summary[name] for name in shared):
         known = {}
-    rows = {row["operator"]: row for row in known.get("operators", [])}
-    for proof in proofs:
-        rows[proof["operator"]] = {k: v for k, v in proof.items() if k not in shared}
+    rows = {row["operator"]: row for row in [*known.get("operators", []), proof]}
     summary["date"] = datetime.date.today().isoformat()
     summary["operators"] = [rows[name] for name in sorted(rows)]
     SUMMARY.parent.mkdir(exist_ok=True)

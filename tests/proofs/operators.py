@@ -349,6 +349,8 @@ def norm_allowed(inputs, exact, options):
     largest = finite_size(exact).amax(-1, keepdim=True) + finite_size(bias).amax()
     allowed = 16 * work(x) * (largest + finite_size(weight).amax() + 1) + 0 * size
     allowed = torch.where(weight.isinf(), math.inf, allowed)  # a zero makes it NaN
+    # No normalised number is above the root of N.
+    allowed = unless_overflow(allowed, finite_size(weight) * x.shape[-1] ** 0.5, x)
     return unless_overflow(allowed, size.square().sum(-1, keepdim=True), x)
 
 
