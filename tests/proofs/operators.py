@@ -297,6 +297,12 @@ def run_naive(lesson):
     return naive
 
 
+def naive_allowed(inputs, exact, options):
+    """Without a shift the exponentials may overflow."""
+    allowed = exact * 2**-23 * (64 + finite_size(inputs["x"]))
+    return unless_overflow(allowed, inputs["x"].double().exp().sum(), inputs["x"])
+
+
 def run_address(lesson):
     """The addresses of at most 8 x 8 elements."""
 
@@ -339,19 +345,29 @@ def norm(center):
     return exact
 
 
-def norm_allowed(inputs, exact, options):
-    """A little of the largest result of the row, and of what is added to it."""
-    x = inputs["x"]
-    if x.numel() == 0:
-        return exact
-    weight, bias = (inputs.get(name, x.new_zeros(1)) for name in ("weight", "bias"))
-    size = finite_size(x)
-    largest = finite_size(exact).amax(-1, keepdim=True) + finite_size(bias).amax()
-    allowed = 16 * work(x) * (largest + finite_size(weight).amax() + 1) + 0 * size
-    allowed = torch.where(weight.isinf(), math.inf, allowed)  # a zero makes it NaN
-    # No normalised number is above the root of N.
-    allowed = unless_overflow(allowed, finite_size(weight) * x.shape[-1] ** 0.5, x)
-    return unless_overflow(allowed, size.square().sum(-1, keepdim=True), x)
+def norm_allowed(center):
+    def allowed(inputs, exact, options):
+        """A little of the largest result of the row, and of what is added to it."""
+        x = inputs["x"]
+        if x.numel() == 0:
+            return exact
+        weight = finite_size(inputs.get("weight", x.new_ones(1)))
+        largest = finite_size(exact).amax(-1, keepdim=True) + weight.amax() + 1
+        if "bias" in inputs:
+            largest = largest + finite_size(inputs["bias"]).amax()
+        size = finite_size(x)
+        limit = 16 * work(x) * largest + 0 * size
+        if center:  # what is left of a large mean that is subtracted twice
+            var = x.double().nan_to_num(0, 0, 0).var(-1, keepdim=True, correction=0)
+            left = work(x) ** 2 * size.amax(-1, keepdim=True)
+            limit = limit + 64 * left / (var + options["eps"]).sqrt() * weight
+        if "weight" in inputs:
+            limit = torch.where(inputs["weight"].isinf(), math.inf, limit)  # a zero makes it NaN
+        # No normalised number is above the root of N.
+        limit = unless_overflow(limit, weight * x.shape[-1] ** 0.5, x)
+        return unless_overflow(limit, size.square().sum(-1, keepdim=True), x)
+
+    return allowed
 
 
 def norm_refusal(inputs, out, options):
@@ -375,7 +391,6 @@ def normed_wide(sizes, dtype, options):
 
 
 NORM = dict(
-    allowed=norm_allowed,
     forms=50,
     mostly_plain=("weight", "bias"),
     options={
@@ -628,7 +643,7 @@ listed = [
         [F32],
         alike("x"),
         lambda inputs, options: torch.softmax(inputs["x"].double(), 0),
-        lambda inputs, exact, options: exact * 2**-23 * (64 + finite_size(inputs["x"])),
+        naive_allowed,
         ranks=(1,),
         most=500,
         extremes=False,
@@ -788,7 +803,8 @@ for function, center in ("layer_norm", True), ("rms_norm", False):
     wide = dict(dtypes=FLOATS, tensors=normed_wide, ranks=(1,), examples=10)
     wide["title"] = f"{function} of wide rows"
     for more in several, wide:
-        listed.append(Operator("norms", function, exact=norm(center), **more, **NORM))
+        exact = dict(exact=norm(center), allowed=norm_allowed(center))
+        listed.append(Operator("norms", function, **exact, **more, **NORM))
 for kernel, times in ("twice_kernel", 1), ("twice_full_kernel", 1), ("twice_promised_kernel", 16):
     vector = dict(dtypes=FLOATS, tensors=multiple_of(times), ranks=(1,), plain=True)
     listed.append(Operator("loads_and_masks", kernel, exact=doubled, run=twice(kernel), **vector))
