@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
+    "attention_backward": 450,
     "autotune": 507,
     "diagnosis": 529,
     "fused_elementwise": 385,
