@@ -1,0 +1,175 @@
+"""Exercises: the starters of examples/exercises, and what their own check lets pass.
+
+A solution, which no page shows, passes. So do not copies of it that are broken
+in one place each, in ways that beginners and experts know.
+"""
+
+import importlib.util
+import inspect
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).resolve().parents[1]
+STARTERS = ROOT / "examples" / "exercises"
+SOLUTIONS = ROOT / "tests" / "exercises"
+NAMES = sorted(path.stem for path in STARTERS.glob("*.py"))
+
+HALF = ".to(tl.float16).to(tl.float32)"
+# (what is wrong, what a correct solution says there, what the wrong one says)
+BROKEN = {
+    "cross_entropy": [
+        ("masked logits are 0", 'other=float("-inf")', "other=0"),
+        ("no shift: overflow", "tl.maximum(largest, tl.max(x))", "tl.full((), 0.0, tl.float32)"),
+        ("sums are not rescaled", "sums * tl.exp(largest - base)", "sums"),
+        ("shape used as stride", "row * stride_x", "row * V"),
+        ("sums in half", "tl.sum(sums)", "tl.sum(sums.to(tl.float16)).to(tl.float32)"),
+        ("NaN is skipped", "tl.max(x))\n", "tl.max(x))\n            x = tl.where(x == x, x, -1e9)\n"),
+        ("ignored rows count", "target != -100", "target != -1"),
+        ("a tail is left out", "range(0, V, BLOCK)", "range(0, V // BLOCK * BLOCK, BLOCK)"),
+    ],
+    "grouped_gemm": [
+        ("writes rows of others", "mask=mask_m & mask_n)", "mask=mask_n)"),
+        ("writes columns beyond N", "mask=mask_m & mask_n)", "mask=mask_m)"),
+        ("no mask along K", "mask=mask_m & (at < K)[None, :]", "mask=mask_m"),
+        ("too few programs", "BLOCK_M) + E", "BLOCK_M)"),
+        ("an expert's first tile is lost", "last <= tile_m", "last < tile_m"),
+        ("shape used as stride", "* stride_we", "* N * K"),
+        ("sums in half", "tl.dot(x, w, acc)", f"tl.dot(x, w, acc){HALF}"),
+        ("NaN is skipped", "acc = tl.dot(", "x = tl.where(x == x, x, 0)\n            acc = tl.dot("),
+    ],
+    "int8_decode": [
+        ("no mask along K", "mask=mask_b[None, :] & (at < K)[:, None]", "mask=mask_b[None, :]"),
+        ("writes beyond N", "mask=mask_n[:, None] & mask_b[None, :])", "mask=mask_b[None, :])"),
+        ("writes beyond B", "mask=mask_n[:, None] & mask_b[None, :])", "mask=mask_n[:, None])"),
+        ("shape used as stride", "* stride_w", "* K"),
+        ("sums in half", "x, acc)", f"x, acc){HALF}"),
+        ("weights without a sign", "w.to(x.dtype)", "w.to(tl.uint8, bitcast=True).to(x.dtype)"),
+        ("one scale for all", "scale_ptr + rows", "scale_ptr + rows * 0"),
+        ("NaN is skipped", "acc = tl.dot(", "x = tl.where(x == x, x, 0)\n        acc = tl.dot("),
+    ],
+    "paged_attention": [
+        ("values without a mask", "mask=live[:, None], other=0)\n            s =", "mask=live[:, None] | True)\n            s ="),
+        ("scores without a mask", 's = tl.where(live[None, :], s, float("-inf"))', "s = s * 1"),
+        ("pages in a row", "page.to(tl.int64)", "(t // PAGE).to(tl.int64)"),
+        ("heads interleaved", "heads = head * GROUP + g", "heads = g * tl.num_programs(1) + head"),
+        ("shape used as stride", "slot * stride_ks", "slot * D"),
+        ("no shift: overflow", "tl.maximum(largest, tl.max(s, 1))", "tl.maximum(largest, 0.0)"),
+        ("sums are not rescaled", "total * shrink", "total"),
+        ("sums in half", 'ieee")\n            largest', f'ieee"){HALF}\n            largest'),
+        ("parts weigh the same", "tl.exp(logs - largest)", "tl.where(live, 1.0, 0.0)"),
+        ("empty sequences are NaN", "tl.where(length > 0, tl.sum(weight), 1.0)", "tl.sum(weight)"),
+        ("NaN is skipped", "s = tl.where(live", "s = tl.where(s == s, s, 0)\n            s = tl.where(live"),
+    ],
+    "rotary": [
+        ("read after written", "b * cos + a * sin", "b * cos + tl.load(x_ptr + cols, mask=mask) * sin"),
+        ("no mask for heads", "mask = (heads < H) & (cols < HALF)", "mask = (heads < H + 1) & (cols < HALF)"),
+        ("no mask for columns", "mask = (heads < H) & (cols < HALF)", "mask = (heads < H) & (cols < BLOCK)"),
+        ("a stride of the other tensor", "token * stride_ot", "token * stride_xt"),
+        ("turned the other way", "a * cos - b * sin", "a * cos + b * sin"),
+        ("neighbours are pairs", "a = tl.load(x_ptr + cols", "a = tl.load(x_ptr + 2 * cols"),
+        ("the rest is forgotten", "if REST:", "if REST > BLOCK:"),
+        ("position is the row", "tl.load(position_ptr + token)", "token"),
+        ("angles in half", "tl.load(cos_ptr + angle, mask=cols < HALF)", f"tl.load(cos_ptr + angle, mask=cols < HALF){HALF}"),
+        ("NaN is skipped", "    if REST:", "    a = tl.where(a == a, a, 0)\n    if REST:"),
+    ],
+    "swiglu_backward": [
+        ("up without a mask", "dh * gate * s, mask=mask)", "dh * gate * s)"),
+        ("gate without a mask", "(1 + gate * (1 - s)), mask=mask)", "(1 + gate * (1 - s)))"),
+        ("a stride of the other tensor", "row * stride_dx", "row * stride_x"),
+        ("shape used as stride", "row * stride_dh", "row * N"),
+        ("sigmoid in half", "(1 + tl.exp(-gate))\n", f"(1 + tl.exp(-gate))\n    s = s{HALF}\n"),
+        ("overflow", "1 / (1 + tl.exp(-gate))", "tl.exp(gate) / (1 + tl.exp(gate))"),
+        ("NaN is skipped", "    s = ", "    gate = tl.where(gate == gate, gate, 0)\n    s = "),
+        ("up's gradient is gate's", "dh * gate * s, mask", "dh * up * s, mask"),
+    ],
+}  # fmt: skip
+
+
+def load(path: Path):
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(name: str, solution: Path) -> None:
+    """The starter's check with the function of that file; exits where it is wrong."""
+    starter, ours = load(STARTERS / f"{name}.py"), load(solution)
+    function = getattr(ours, name)
+    names = list(inspect.signature(getattr(starter, name)).parameters)
+    assert list(inspect.signature(function).parameters)[: len(names)] == names
+    setattr(starter, name, function)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of inf and NaN
+        starter.check()
+
+
+@pytest.fixture(params=NAMES)
+def name(request, device):
+    return request.param
+
+
+def test_every_exercise_has_a_solution_and_is_tried():
+    assert NAMES == sorted(path.stem for path in SOLUTIONS.glob("*.py")) == sorted(BROKEN)
+    assert len(NAMES) == 6
+
+
+def test_a_solution_passes(name, capsys):
+    check(name, SOLUTIONS / f"{name}.py")
+    assert capsys.readouterr().out.startswith("All values are right.\n")
+
+
+@pytest.mark.parametrize(
+    "name, what, right, wrong",
+    [(name, *case) for name, cases in BROKEN.items() for case in cases],
+    ids=[f"{name}: {case[0]}" for name, cases in BROKEN.items() for case in cases],
+)
+def test_a_broken_solution_is_caught(device, name, what, right, wrong, tmp_path):
+    text = (SOLUTIONS / f"{name}.py").read_text("utf-8")
+    assert right in text, "the solution was changed: break it in another way"
+    broken = tmp_path / f"{name}.py"
+    broken.write_text(text.replace(right, wrong), "utf-8")
+    with pytest.raises(SystemExit) as caught:
+        check(name, broken)
+    assert " wrong; at (" in caught.value.code or "overwritten" in caught.value.code
+
+
+def test_an_unfilled_starter_says_so(name):
+    with pytest.raises(NotImplementedError, match=f"^{name} is yours to write$"):
+        runpy.run_path(str(STARTERS / f"{name}.py"), run_name="__main__")
+
+
+def test_a_starter_runs_alone_and_ends_with_its_message(tmp_path):
+    name = NAMES[0]
+    (tmp_path / f"{name}.py").write_bytes((STARTERS / f"{name}.py").read_bytes())
+    child = subprocess.run(
+        [sys.executable, "-I", f"{name}.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert child.returncode == 1
+    assert child.stderr.endswith(f"\nNotImplementedError: {name} is yours to write\n")
+
+
+def test_starters_are_short_and_share_their_tools():
+    tools = {}
+    for name in NAMES:
+        starter = load(STARTERS / f"{name}.py")
+        text = (STARTERS / f"{name}.py").read_text("utf-8")
+        assert text.count("\n") <= 120
+        assert starter.__doc__.startswith("Project ") and "\nRoof: " in starter.__doc__
+        for tool in (starter.window, starter.judge, starter.rate):
+            tools.setdefault(tool.__name__, set()).add(inspect.getsource(tool))
+    assert {tool: len(texts) for tool, texts in tools.items()} == dict(window=1, judge=1, rate=1)
+
+
+def test_no_page_shows_a_solution():
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if "lessons" not in p.parts]
+    assert not [page for page in pages if "tests/exercises" in page.read_text("utf-8")]
