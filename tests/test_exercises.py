@@ -16,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
+from compile_only import Job, compile_kernels  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTERS = ROOT / "examples" / "exercises"
@@ -168,6 +169,79 @@ def test_starters_are_short_and_share_their_tools():
         for tool in (starter.window, starter.judge, starter.rate):
             tools.setdefault(tool.__name__, set()).add(inspect.getsource(tool))
     assert {tool: len(texts) for tool, texts in tools.items()} == dict(window=1, judge=1, rate=1)
+
+
+def test_the_page_shows_what_a_check_says(device, tmp_path):
+    name, (_, right, wrong) = "swiglu_backward", BROKEN["swiglu_backward"][0]
+    broken = tmp_path / f"{name}.py"
+    broken.write_text((SOLUTIONS / broken.name).read_text("utf-8").replace(right, wrong), "utf-8")
+    with pytest.raises(SystemExit) as caught:
+        check(name, broken)
+    page = (ROOT / "docs" / "concepts" / "practice-ladder.md").read_text("utf-8")
+    assert f"```text\n{caught.value.code}\n```" in page
+
+
+SIZE = "i32:16"
+JOBS = {  # (exercise, kernel): arguments, constants, warps and stages, of the large case
+    ("cross_entropy", "cross_entropy_kernel"): (
+        {"x_ptr": "*fp16:16", "target_ptr": "*i64:16", "loss_ptr": "*fp32:16"},
+        "V stride_x",
+        {"BLOCK": 8192, "stride_loss": 1},
+        (8, 3),
+    ),
+    ("grouped_gemm", "grouped_gemm_kernel"): (
+        dict.fromkeys(("x_ptr", "w_ptr", "out_ptr"), "*fp16:16") | {"ends_ptr": "*i32:16"},
+        "E N K stride_x stride_we stride_wk stride_o",
+        {"EXPERTS": 8, "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64},
+        (8, 3),
+    ),
+    ("int8_decode", "int8_decode_kernel"): (
+        dict(x_ptr="*fp16:16", w_ptr="*i8:16", scale_ptr="*fp32:16", out_ptr="*fp16:16"),
+        "B N K stride_x stride_w stride_o",
+        {"BLOCK_N": 64, "BLOCK_K": 128},
+        (4, 4),
+    ),
+    ("paged_attention", "part_kernel"): (
+        dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*fp16:16")
+        | dict.fromkeys(("table_ptr", "length_ptr"), "*i32:16")
+        | dict.fromkeys(("part_ptr", "log_ptr"), "*fp32:16")
+        | {"scale": "fp32"},
+        "GROUP PART stride_qb stride_qh stride_kp stride_ks stride_kh"
+        " stride_vp stride_vs stride_vh stride_t",
+        {"PAGE": 16, "D": 128, "BLOCK": 64},
+        (4, 3),
+    ),
+    ("paged_attention", "merge_kernel"): (
+        dict(part_ptr="*fp32:16", log_ptr="*fp32:16", length_ptr="*i32:16", out_ptr="*fp16:16"),
+        "PART parts stride_ob stride_oh",
+        {"D": 128, "PARTS": 8},
+        (4, 3),
+    ),
+    ("rotary", "rotary_kernel"): (
+        dict.fromkeys(("x_ptr", "out_ptr"), "*fp16:16")
+        | dict(cos_ptr="*fp32:16", sin_ptr="*fp32:16", position_ptr="*i64:16"),
+        "H D HALF stride_xt stride_xh stride_ot stride_oh",
+        {"HEADS": 16, "BLOCK": 64, "REST": 0},
+        (4, 3),
+    ),
+    ("swiglu_backward", "swiglu_backward_kernel"): (
+        dict.fromkeys(("x_ptr", "dh_ptr", "dx_ptr"), "*fp16:16"),
+        "N stride_x stride_dh stride_dx",
+        {"BLOCK": 1024},
+        (4, 3),
+    ),
+}
+
+
+def test_solutions_compile_for_a_gpu():
+    jobs = []
+    for (name, kernel), (pointers, numbers, constants, (warps, stages)) in JOBS.items():
+        arguments = pointers | dict.fromkeys(numbers.split(), SIZE)
+        options = {"num_warps": warps, "num_stages": stages}
+        jobs.append(Job(name, kernel, "sm_90", arguments, constants, options))
+    for job, report in zip(jobs, compile_kernels(jobs)):
+        assert report.spills == 0 and report.shared <= 227 * 1024, job
+    assert sorted({job.lesson for job in jobs}) == NAMES
 
 
 def test_no_page_shows_a_solution():

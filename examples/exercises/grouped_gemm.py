@@ -98,7 +98,7 @@ def check():
     ours = rate(lambda: grouped_gemm(x, w, ends, out), flop) / 1000
     judge("the large case", out, *reference(x[-4:], w[-1:], ends[:1]))
     roof = rate(lambda: torch.mm(x, w[0], out=out), flop) / 1000
-    print(f"{ours:.0f} TFLOP/s; cuBLAS: {roof:.0f}; {ours / roof:.2f} of it")
+    print(f"{ours:.0f} TFLOP/s; cuBLAS: {roof:.0f}; {ours / roof:.2f}, goal 0.8")
 
 
 def rate(call, moved):
