@@ -9,13 +9,11 @@ k, v    (P, S, H / G, D) like q: pages
 table   (B, L) int32: the pages of each sequence; behind its last one, anything
 length  (B,) int32: how many tokens are kept, 0 ... L * S
 out     (B, H, D) like q, to fill: 0 where the length is 0
-
 D and S are powers of two, D 16 ... 128; G 1 ... 16. Only D must have stride 1.
 
-What counts: neither table entries behind the last page nor places behind the
-last token (here NaN) are used. Scores may be large. Float32 inside. A key is
-read once for its G heads. Programs share a long sequence, and merge at the end.
-
+What counts: nothing behind a sequence is used, neither entries of table nor
+places of its last page (here NaN). Scores may be large. Float32 inside. A key
+is read once for its G heads. Programs share a long sequence, and merge.
 Roof: the keys and values of all tokens at the rate of a copy. Goal: 0.8 of it.
 """
 
@@ -29,10 +27,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
 
 import triton
+import triton.language as tl  # noqa: F401, for your kernel
 
 GPU = torch.cuda.is_available() and not triton.knobs.runtime.interpret
 DEVICE = "cuda" if GPU else "cpu"
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
+NEW = GPU and torch.cuda.get_device_capability() >= (8, 0)
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * NEW
 
 
 def paged_attention(q, k, v, table, length, scale, out):

@@ -27,10 +27,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
 
 import triton
+import triton.language as tl  # noqa: F401, for your kernel
 
 GPU = torch.cuda.is_available() and not triton.knobs.runtime.interpret
 DEVICE = "cuda" if GPU else "cpu"
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
+NEW = GPU and torch.cuda.get_device_capability() >= (8, 0)
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * NEW
 
 
 def swiglu_backward(x, dh, dx):
