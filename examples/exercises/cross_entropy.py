@@ -15,7 +15,7 @@ may hold -inf, for words that are forbidden, but at least one finite number. A
 forbidden target has the loss inf. A NaN makes the loss of its row NaN, unless
 the row is ignored. Arithmetic in float32.
 
-Roof: M * V elements at the rate of a copy. Goal: 0.85 of it.
+Roof: M * V elements at the rate of a copy. Goal: 0.9 of it.
 """
 
 import math
@@ -77,7 +77,7 @@ def check():
     for (M, V), dtype in [(size, dtype) for size in sizes for dtype in DTYPES]:
         logits = window(M, V, dtype=dtype).normal_(std=3)
         logits += torch.linspace(-300, 300, M, device=DEVICE)[:, None]
-        logits += torch.linspace(-9, 9, V, device=DEVICE)
+        logits -= torch.linspace(-18, 18, V, device=DEVICE).abs()
         targets = torch.randint(V, (M,), device=DEVICE)
         if V > 16:
             logits[0, 1:-1] = -math.inf
@@ -97,7 +97,7 @@ def check():
     judge("the large case", loss, *reference(logits[-4:], targets[-4:]))
     a, b = torch.empty(2, 2**28, device=DEVICE)
     roof = rate(lambda: b.copy_(a), 2**31)
-    print(f"{ours:.0f} GB/s; a copy: {roof:.0f}; {ours / roof:.2f}, goal 0.85")
+    print(f"{ours:.0f} GB/s; a copy: {roof:.0f}; {ours / roof:.2f}, goal 0.9")
 
 
 def rate(call, moved):

@@ -67,7 +67,7 @@ def merge_kernel(
     tl.store(to, tl.sum(values * weight[:, None], 0) / total)
 
 
-def paged_attention(q, k, v, table, length, scale, out, tile=(64, 1024, 4, 3)):
+def paged_attention(q, k, v, table, length, scale, out, tile=(64, 1024, 4, 2)):
     B, H, D = q.shape
     _, S, heads, _ = k.shape
     BLOCK, PART, warps, stages = tile

@@ -28,7 +28,7 @@ def rotary_kernel(
     tl.store(out_ptr + HALF + cols, b * cos + a * sin, mask=mask)
 
 
-def rotary(x, cos, sin, position, out, tile=(1024, 4)):
+def rotary(x, cos, sin, position, out, tile=(1024, 2)):
     T, H, D = x.shape
     half = cos.shape[1]
     block = triton.next_power_of_2(half)

@@ -19,7 +19,7 @@ def swiglu_backward_kernel(
     tl.store(dx_ptr + N + cols, dh * gate * s, mask=mask)
 
 
-def swiglu_backward(x, dh, dx, tile=(1024, 4)):
+def swiglu_backward(x, dh, dx, tile=(2048, 8)):
     (M, N), (BLOCK, warps) = dh.shape, tile
     if M and N:
         grid = (M, triton.cdiv(N, BLOCK))
