@@ -5,6 +5,7 @@ that matters most: that one `make test` compiles, and `make test-full` all.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -521,7 +522,41 @@ def diagnosis() -> Iterator[Variant]:
         yield Variant(f"{tile} {size} {stride}", arguments, constants, options)
 
 
+def attention_backward(tensors, tile) -> Iterator[Variant]:
+    """One kernel: its tiles with TMA, and small ones without."""
+    lesson = lesson_code.load("attention_backward")
+    rows = ["lse_ptr", "delta_ptr"] if "do" in tensors else ["lse_ptr"]
+    for (D, tiles), causal, group, (kind, size) in itertools.product(
+        [*lesson.TILES.items(), (64, lesson.SMALL), (128, lesson.SMALL)],
+        *([1, 0], [1, 4]),
+        [("fp16", "i32:16"), ("bf16", "i32:16"), ("fp16", "i32")],
+    ):
+        BM, BN, warps, stages = tiles[tile]
+        arguments = {
+            f"{name}_desc": f"tensordesc<{kind}[1, 1, {BN if name[-1] in 'kv' else BM}, {D}]>"
+            for name in tensors
+        }
+        arguments |= dict.fromkeys(rows, "*fp32:16") | {"LP": "i32:16", "scale": "fp32"}
+        arguments |= dict.fromkeys(("LQ", "LK"), size)
+        constants = {"CAUSAL": causal, "BLOCK_M": BM, "BLOCK_N": BN}
+        if group == 1:
+            constants["GROUP"] = 1
+        else:
+            arguments["GROUP"] = "i32"
+        options = {"num_warps": warps, "num_stages": stages}
+        name = f"{kind} {D} {tiles[tile]} {causal} {group} {size}"
+        only = "sm_8" if tiles is lesson.SMALL else "sm_9"
+        yield Variant(name, arguments, constants, options, only=only)
+
+
+ATTENTION_BACKWARD = {
+    "forward_kernel": functools.partial(attention_backward, ["q", "k", "v", "out"], "dq"),
+    "dq_kernel": functools.partial(attention_backward, ["q", "k", "v", "out", "do", "dq"], "dq"),
+    "dkdv_kernel": functools.partial(attention_backward, ["q", "k", "v", "do", "dk", "dv"], "dkdv"),
+}
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+KERNELS |= {("attention_backward", name): f for name, f in ATTENTION_BACKWARD.items()}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
 KERNELS |= {("measuring", "chain_kernel"): measuring}

@@ -37,6 +37,11 @@ MAX_LINES = {
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
+    (
+        "attention_backward",
+        "attention(x.half(), x.half(), x.half())",
+        "q is on cpu; all need one cuda device",
+    ),
     ("autotune", "gemm(x.half(), x.half())", "a is on cpu; needed: one cuda device"),
     ("copy", "copy(x)", "x is on cpu; pass x.cuda()"),
     ("fused_elementwise", "gelu(x)", "x is on cpu; kernels run on cuda"),
