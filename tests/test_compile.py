@@ -522,6 +522,64 @@ def diagnosis() -> Iterator[Variant]:
         yield Variant(f"{tile} {size} {stride}", arguments, constants, options)
 
 
+def autograd_forward() -> Iterator[Variant]:
+    """As launched: width, block and warps; LayerNorm with all parameters, RMSNorm with some."""
+    for kind, N, size in itertools.product(
+        ("bf16", "fp32", "fp64"), (4096, 16, 16384), (":16", "")
+    ):
+        stats = "*fp64:16" if kind == "fp64" else "*fp32:16"
+        arguments = dict.fromkeys(("x_ptr", "w_ptr", "b_ptr", "y_ptr"), f"*{kind}:16")
+        arguments |= {"mean_ptr": stats, "rstd_ptr": stats}
+        arguments |= {"N": f"i32{size}", "stride_xm": f"i32{size}"}
+        constants = {"stride_xn": 1, "EPS": 1e-5, "BLOCK": N}
+        options = {"num_warps": max(1, min(16, N // 512))}
+        wide = {128} if size and N == 4096 and kind != "bf16" else None
+        yield Variant(f"{kind} {N}{size}", arguments, constants, options, stores=None, loads=wide)
+        for name in ("b_ptr", "mean_ptr"):
+            del arguments[name]
+        constants = constants | {"b_ptr": None, "mean_ptr": None}
+        yield Variant(f"{kind} {N}{size} RMS", arguments, constants, options)
+
+
+def autograd_backward() -> Iterator[Variant]:
+    """As launched on Hopper: tile, warps; where shared memory is small, one stage."""
+    tiles = [(1, 4096, 1, 3), (4, 256, 1, 3), (2, 512, 1, 3), (2, 1024, 1, 3), (1, 2048, 1, 3)]
+    tiles += [(1, 8192, 1, 3), (1, 8192, 2, 3), (2, 1024, 1, 1), (1, 8192, 2, 1), (1, 4096, 1, 1)]
+    pointers = ("x_ptr", "dy_ptr", "w_ptr", "dx_ptr")
+    for tile, kind, center in itertools.product(tiles, ("bf16", "fp32", "fp64"), (True, False)):
+        rows, block, split, stages = tile
+        bits = {"bf16": 2, "fp32": 4, "fp64": 8}[kind]
+        if kind == "fp64" and block > 4096:
+            continue
+        stats = "*fp64:16" if kind == "fp64" else "*fp32:16"
+        arguments = dict.fromkeys(pointers, f"*{kind}:16")
+        arguments |= dict.fromkeys(("mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr"), stats)
+        size = "i32" if tile == (2, 1024, 1, 1) else "i32:16"
+        arguments |= dict.fromkeys(("M", "N", "SPAN", "stride_xm", "stride_ym"), size)
+        constants = {"stride_xn": 1, "stride_yn": 1, "HOW": "parts", "lock_ptr": None}
+        constants |= dict(zip(("ROWS", "BLOCK", "SPLIT", "STAGES"), tile))
+        if not center:
+            for name in ("mean_ptr", "db_ptr"):
+                del arguments[name]
+            constants |= {"mean_ptr": None, "db_ptr": None}
+        room = 6 * rows * block * split * bits
+        if stages > 1 and room >= 227 << 10:
+            continue
+        only = "sm_" if stages == 1 else "sm_9" if room > 163 << 10 else "sm_"
+        options = {"num_warps": rows * block // 512}
+        yield Variant(f"{kind} {tile} {center}", arguments, constants, options, only=only)
+    for how in ("race", "atomic", "lock"):
+        arguments = dict.fromkeys(
+            (*pointers, "mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr"), "*fp32:16"
+        )
+        arguments |= {"lock_ptr": "*i32:16"} if how == "lock" else {}
+        arguments |= dict.fromkeys(("M", "N", "SPAN", "stride_xm", "stride_ym"), "i32:16")
+        constants = {"stride_xn": 1, "stride_yn": 1, "HOW": how}
+        constants |= {} if how == "lock" else {"lock_ptr": None}
+        constants |= dict(zip(("ROWS", "BLOCK", "SPLIT", "STAGES"), (1, 2048, 1, 1)))
+        yield Variant(how, arguments, constants, {"num_warps": 4})
+
+
 def attention_backward(tensors, tile) -> Iterator[Variant]:
     """One kernel: its tiles with TMA, and small ones without."""
     lesson = lesson_code.load("attention_backward")
@@ -596,6 +654,8 @@ KERNELS |= {
 # Bytes of shared memory that one program may have.
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 KERNELS |= {("gemm_epilogue", "linear_act_kernel"): gemm_epilogue}
+KERNELS |= {("autograd", "norm_kernel"): autograd_forward}
+KERNELS |= {("autograd", "norm_backward_kernel"): autograd_backward}
 KERNELS |= {("autotune", "gemm_kernel"): autotune_gemm, ("autotune", "add_kernel"): autotune_add}
 
 

@@ -22,6 +22,7 @@ LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
     "attention_backward": 450,
+    "autograd": 540,
     "autotune": 507,
     "diagnosis": 529,
     "fused_elementwise": 385,
@@ -43,6 +44,7 @@ ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
         "q is on cpu; all need one cuda device",
     ),
     ("autotune", "gemm(x.half(), x.half())", "a is on cpu; needed: one cuda device"),
+    ("autograd", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
     ("copy", "copy(x)", "x is on cpu; pass x.cuda()"),
     ("fused_elementwise", "gelu(x)", "x is on cpu; kernels run on cuda"),
     ("gemm", "gemm(x, x)", "a is on cpu; the kernel runs on cuda"),
