@@ -154,7 +154,7 @@ def cross_entropy_kernel(
     LOG2E: tl.constexpr = 1.4426950408889634
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * stride_xm
-    steps = tl.arange(0, STEPS)[:, None, None] * THREADS
+    steps = tl.arange(0, STEPS).to(tl.int64)[:, None, None] * THREADS
     threads = tl.arange(0, THREADS)[None, :, None]
     offs = (steps + threads) * VECTOR + tl.arange(0, VECTOR)[None, None, :]
     m, total = tl.full((THREADS,), LOWEST, dtype), tl.zeros((THREADS,), dtype)
