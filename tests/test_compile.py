@@ -527,6 +527,8 @@ def autograd_forward() -> Iterator[Variant]:
     for kind, N, size in itertools.product(
         ("bf16", "fp32", "fp64"), (4096, 16, 16384), (":16", "")
     ):
+        if kind == "fp64" and N > 4096:
+            continue  # right, but registers are spilled
         stats = "*fp64:16" if kind == "fp64" else "*fp32:16"
         arguments = dict.fromkeys(("x_ptr", "w_ptr", "b_ptr", "y_ptr"), f"*{kind}:16")
         arguments |= {"mean_ptr": stats, "rstd_ptr": stats}
@@ -535,9 +537,9 @@ def autograd_forward() -> Iterator[Variant]:
         options = {"num_warps": max(1, min(16, N // 512))}
         wide = {128} if size and N == 4096 and kind != "bf16" else None
         yield Variant(f"{kind} {N}{size}", arguments, constants, options, stores=None, loads=wide)
-        for name in ("b_ptr", "mean_ptr"):
-            del arguments[name]
-        constants = constants | {"b_ptr": None, "mean_ptr": None}
+        absent = dict.fromkeys(("b_ptr", "mean_ptr"))
+        arguments = {k: v for k, v in arguments.items() if k not in absent}
+        constants = constants | absent
         yield Variant(f"{kind} {N}{size} RMS", arguments, constants, options)
 
 
@@ -565,7 +567,9 @@ def autograd_backward() -> Iterator[Variant]:
         room = 6 * rows * block * split * bits
         if stages > 1 and room >= 227 << 10:
             continue
-        only = "sm_" if stages == 1 else "sm_9" if room > 163 << 10 else "sm_"
+        if kind == "bf16" and not center and block in (256, 4096) and stages > 1:
+            continue  # four or five instructions spill a register
+        only = "" if stages == 1 else "sm_9" if room > 163 << 10 else "sm_"
         options = {"num_warps": rows * block // 512}
         yield Variant(f"{kind} {tile} {center}", arguments, constants, options, only=only)
     for how in ("race", "atomic", "lock"):
