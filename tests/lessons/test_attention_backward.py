@@ -191,7 +191,7 @@ def test_tiles_of(lesson, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Gpu)
     cuda = torch.device("cuda")
-    choose = lesson.tiles_of.__wrapped__
+    choose = lesson.tiles_of
     assert choose(64, cuda) is choose(16, cuda) is lesson.TILES[64]
     assert choose(72, cuda) is choose(128, cuda) is lesson.TILES[128]
     Gpu.shared_memory_per_block_optin = 99 << 10
@@ -314,8 +314,8 @@ def refusals(x):
         yield (x.to(dtype),) * 3, TypeError, f"q has {dtype}; all need one of"
         yield (x, x, x.to(dtype)), TypeError, f"v has {dtype}; all need one of"
     yield (x, x.bfloat16(), x), TypeError, "k has torch.bfloat16; all need one of"
-    yield (x, x.to("meta"), x), ValueError, "k is on meta; all need one cuda device"
-    yield (x.to("meta"),) * 3, ValueError, "q is on meta; all need one cuda device"
+    yield (x, x.to("meta"), x), ValueError, "k is on meta; all need one GPU"
+    yield (x.to("meta"),) * 3, ValueError, "q is on meta; all need one GPU"
     yield (x.to_sparse(), x, x), ValueError, "q is sparse or a negated view"
     yield (x, torch._neg_view(x), x), ValueError, "k is sparse or a negated view"
     for wrong in (x[0], x[None], x[..., :8], x[..., :12], x.repeat(1, 1, 1, 9)):

@@ -41,7 +41,7 @@ ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
     (
         "attention_backward",
         "attention(x.half(), x.half(), x.half())",
-        "q is on cpu; all need one cuda device",
+        "q is on cpu; all need one GPU",
     ),
     ("autotune", "gemm(x.half(), x.half())", "a is on cpu; needed: one cuda device"),
     ("autograd", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
