@@ -91,10 +91,11 @@ found = ds @ k * 2**-0.5, ds.mT @ q * 2**-0.5, p.mT @ do
 print("dq, dk, dv are right:", *map(torch.allclose, found, exact))
 _, axes = plt.subplots(1, 3, figsize=(7, 2), layout="constrained")
 for axis, name, t in zip(axes, ("P", "dP", "dS"), (p, dp, ds)):
-    axis.imshow(t[0, 0], cmap="RdBu", vmin=-4, vmax=4, interpolation="none")
+    far = 2 * t.abs().max()
+    axis.imshow(t[0, 0], "RdBu", interpolation="none", vmin=-far, vmax=far)
     axis.set(title=name, xlabel="key", ylabel="query", yticks=range(4))
     for y, x in itertools.product(range(4), range(6)):
-        number = f"{t[0, 0, y, x]:.2f}"
+        number = f"{t[0, 0, y, x]:.2f}" if t[0, 0, y, x] else "0"
         axis.text(x, y, number, ha="center", va="center", fontsize=7)
 plt.show()
 
@@ -461,15 +462,18 @@ for L, D, causal in shapes if CUDA8 else ():
 looks = {"ceiling": ("--", "#7f7f7f"), "torch": ("o-", "#7f7f7f")}
 looks |= {"sdpa:flash": ("o-", "#C9731E"), "sdpa:cudnn": ("^:", "#C9731E")}
 looks |= {"triton": ("s-", "#3B82C4")}
-_, axes = plt.subplots(1, 3, figsize=(7, 2.8), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(7, 2.8), layout="constrained")
 shown = ("TFLOP/s", False), ("TFLOP/s", True), ("peak", False)
 for (metric, causal), axis in zip(shown, axes):
+    scale = "log" if metric == "peak" else "linear"
+    axis.set(xscale="log", yscale=scale, xlabel="L")
+    axis.set(title=f"{metric}{', causal' * causal}")
     for name, (style, color) in looks.items():
         wanted = dict(provider=name, metric=metric, D=128, causal=causal)
         line = [(r["L"], r["value"]) for r in results if r == r | wanted]
-        axis.loglog(*zip(*line), style, color=color, label=name) if line else 0
-    axis.set(title=f"{metric}{', causal' * causal}", xlabel="L")
-axes[0].legend(fontsize=6) if results else ()
+        axis.plot(*zip(*line), style, color=color, label=name) if line else 0
+lines = axes[0].get_legend_handles_labels()
+figure.legend(*lines, loc="outside lower center", ncols=5)
 plt.show()
 
 # %%
