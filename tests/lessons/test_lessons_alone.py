@@ -22,7 +22,7 @@ LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 450,
     "attention_backward": 450,
-    "autograd": 540,
+    "autograd": 545,
     "autotune": 507,
     "diagnosis": 529,
     "fused_elementwise": 385,
@@ -50,6 +50,7 @@ ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
     ("gemm", "gemm(x, x)", "a is on cpu; the kernel runs on cuda"),
     ("gemm_epilogue", "linear_act(x.half(), x.half())", "x is on cpu; the kernel runs on cuda"),
     ("gemm_fast", "matmul(x.half(), x.half())", "a is on cpu; all need one cuda device"),
+    ("llm_operators", "cross_entropy(x, x[0].long())", "x is on cpu; needed: ['cuda']"),
     ("norms", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
     ("reductions", "reduce('sum', x, 0)", "x: cpu, x: cpu, not ('cuda',)"),
     ("softmax", "softmax(x)", "x is on cpu; the kernel runs on cuda"),
