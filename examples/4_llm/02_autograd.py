@@ -81,21 +81,21 @@ print(f"2**27 elements of 2 bytes: t >= {3 * 2**28 / peak / 1e3:.0f} us")
 # What is left of a gradient behind LayerNorm? The norm undoes any shift and any
 # scaling of a row. So ``dx`` has no part along either.
 
-x, dy = torch.tensor([[2.0, 4, 4, 4, 5, 5, 7, 9], [1.0, 0, 0, 2, 0, 0, 0, 1]])
+x, dy = torch.tensor([[2.0, 4, 4, 4, 5, 5, 7, 9], [1.0, 0, 0, 2, 0, 0, 0, 3]])
 x_hat = (x - 5) / 2
 mean, along = dy.mean().expand(8), x_hat * (dy * x_hat).mean()
 dx = (dy - mean - along) / 2
 print(f"sum of dx {dx.sum():.6f}, of dx * x_hat {(dx * x_hat).sum():.6f}")
-parts = {"dy": dy, "mean(dy)": mean, "x_hat * mean(dy * x_hat)": along}
+parts = {"dy": dy, "mean": mean, "along x_hat": along}
 _, axes = plt.subplots(1, 4, figsize=(7, 2), layout="constrained", sharey=True)
 for axis, (name, values) in zip(axes, [*parts.items(), ("dx", dx)]):
     axis.bar(range(8), values, color="#3B82C4" if name == "dx" else "#7f7f7f")
-    axis.set_title(name, fontsize="medium")
+    axis.set(title=name, xlabel="column")
 plt.show()
 
 # %%
 # Figure. A row of 8 columns with weight 1 and deviation 2. Its ``dy`` loses its
-# mean and its part along ``x_hat``. Half of what remains is ``dx``.
+# mean and its part along ``x_hat``. Half of the rest is ``dx``.
 #
 # The kernels
 # -----------
