@@ -317,9 +317,10 @@ def attention(q, k, v, *, causal=False, scale=None):
     q: (batch, heads, length, D), float16, or bfloat16 from capability 8.0 on;
         D a multiple of 8 from 16 to 128, batch and heads below 2**16, any
         strides (some are copied). Interpreted: CPU, only float16.
-    k, v: alike, of one shape; of fewer heads, each serves as many of q's.
-    causal: the last query sees the last key, the one before not that one ...
-        A query that sees no key has output 0 and gradient 0.
+    k, v: alike, of one shape, of any length; of fewer heads than q, each one
+        serves equally many neighbours in q.
+    causal: hide later keys; the last query sees the last key. A query that
+        sees no key has output 0 and gradient 0.
     scale: a number below 1e30, D ** -0.5 if None.
     Sums are float32; weights, their gradients and results are rounded to the
     dtype. inf and NaN may spread to other rows, as 0 * inf is NaN. No second
