@@ -515,17 +515,16 @@ def cross_entropy() -> Iterator[Variant]:
         ragged = arguments | {"x_ptr": f"*{kind}", "N": "i32", "stride_xm": "i32"}
         ones = dict.fromkeys(("stride_xn", "stride_t", "stride_o"), 1)
         turned = ragged | dict.fromkeys(ones, "i32") | {"stride_xn": "i64"}
-        for warps in (8, 32, 1, 4):
+        for warps in (8, 32, 1):
             options, threads = {"num_warps": warps}, {"THREADS": 32 * warps}
             wide = threads | {"STEPS": 2, "VECTOR": 16 // size}
             single = threads | {"STEPS": 16, "VECTOR": 1}
             name = f"{kind} {warps}"
             yield Variant(name, arguments | grid, ones | wide, options, {128} | lone)
             yield Variant(f"{name} ragged", ragged, ones | single, options, lone)
-            yield Variant(f"{name} turned", turned, single, options, lone)
-        one = {"N": 1, "STEPS": 16, "THREADS": 32, "VECTOR": 1}
+        yield Variant(f"{kind} turned", turned, single, options, lone)
         short = {name: ragged[name] for name in ragged if name != "N"}
-        yield Variant(f"{kind} N = 1", short, ones | one, {"num_warps": 1}, lone)
+        yield Variant(f"{kind} N = 1", short, ones | single | {"N": 1}, options, lone, only="sm_")
 
 
 def diagnosis() -> Iterator[Variant]:

@@ -33,7 +33,7 @@ CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else (8, 0)
 HALF = torch.bfloat16 if CAPABILITY >= (8, 0) else torch.float16
 F, CLOSE = torch.nn.functional, torch.testing.assert_close
 results = []
-warnings.filterwarnings("ignore", module="torch._|triton.runtime")
+warnings.filterwarnings("ignore", module="torch._inductor|triton.runtime")
 torch.manual_seed(0)
 if not gpu:
     print("Left out, no GPU: measured rates and times; bfloat16 in the kernel")

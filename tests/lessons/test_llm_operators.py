@@ -111,9 +111,7 @@ def test_empty(lesson, device, shape):
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
 )
-@example(
-    M=1, N=1, steps=(1, 1, 1), start=0, turned=True, dtype=DTYPES[0], seed=0
-)
+@example(M=1, N=1, steps=(1, 1, 1), start=0, turned=True, dtype=DTYPES[0], seed=0)
 def test_views(lesson, device, M, N, steps, start, turned, dtype, seed):
     down, across, along = steps
     shape = (across * N + start, down * M) if turned else (down * M, across * N + start)

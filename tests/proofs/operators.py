@@ -551,6 +551,49 @@ LAYER = dict(
 )
 
 
+def run_norm_gradients(lesson):
+    """The output, or one of the gradients."""
+
+    def norm(x, dy, weight, bias, center, what, out):
+        leaves = [t.clone(memory_format=torch.contiguous_format) for t in (weight, bias)]
+        leaves = [t.requires_grad_() for t in (x.detach(), *leaves)]
+        result = lesson.layer_norm(*leaves, eps=0.1, center=center)
+        found = result.detach(), *torch.autograd.grad(result, leaves, dy)
+        x.requires_grad_(False)
+        return dict(zip(("out", "dx", "dw", "db"), found))[what]
+
+    return norm
+
+
+def with_gradients(sizes, dtype, options):
+    row, kind = sizes[-1:], F32 if options["_full"] else dtype
+    out = (row, kind) if options["what"] in ("dw", "db") else (sizes, dtype)
+    return {"x": (sizes, dtype), "dy": (sizes, dtype)} | {
+        "weight": (row, kind),
+        "bias": (row, kind),
+        "out": out,
+    }
+
+
+def norm_gradients(inputs, options):
+    """One result in float64, and what its parts sum up to."""
+    x, dy, w, b = (t.double() for t in inputs.values())
+    mean = x.mean(-1, keepdim=True) if options["center"] else torch.zeros_like(x[..., :1])
+    r = ((x - mean).square().mean(-1, keepdim=True) + 0.1).rsqrt()
+    x_hat, g = (x - mean) * r, dy * w
+    off = r * (x.abs() + mean.abs()) + 2 * x_hat.abs()  # of x_hat, in units of the last place
+    over = g.mean(-1, keepdim=True) * options["center"]
+    along = (g * x_hat).mean(-1, keepdim=True)
+    size = g.abs() * (1 + off) + x_hat.abs() * (g.abs() * (1 + off)).mean(-1, keepdim=True)
+    size = size + (off + 1) * (g.abs() * (1 + off)).mean(-1, keepdim=True) + over.abs()
+    rows = tuple(range(x.dim() - 1))
+    sums = {"dw": dy * x_hat, "db": dy}, {"dw": dy.abs() * (1 + off), "db": dy.abs()}
+    sums = [{k: t.sum(rows) if rows else t for k, t in part.items()} for part in sums]
+    exact = {"out": x_hat * w + b, "dx": r * (g - x_hat * along - over)} | sums[0]
+    sizes = {"out": off * w.abs() + b.abs() + 1, "dx": r * size} | sums[1]
+    return exact[options["what"]], sizes[options["what"]]
+
+
 def run_attention_backward(lesson):
     """The output, or one of the gradients."""
 
@@ -740,6 +783,7 @@ listed = [
         losses_allowed,
         ranks=(2,),
         outs=("new", "window"),
+        examples=40,
         forms=50,
         run=run_losses,
     ),
@@ -858,6 +902,29 @@ listed = [
         run=run_configured_add,
     ),
 ]
+listed.append(
+    Operator(
+        "autograd",
+        "layer_norm",
+        FLOATS,
+        with_gradients,
+        lambda inputs, options: norm_gradients(inputs, options)[0],
+        lambda inputs, exact, options: 16 * work(inputs["x"]) * norm_gradients(inputs, options)[1],
+        ranks=(1, 2, 3),
+        options={
+            "center": [True, False],
+            "what": ["out", "dx", "dw", "db"],
+            "_full": [False, True],
+        },
+        outs=("new",),
+        refusal=lambda inputs, out, options: norm_refusal(
+            {"x": inputs["x"]}, out if options["what"] in ("out", "dx") else None, options
+        ),
+        extremes=False,
+        forms=50,
+        run=run_norm_gradients,
+    )
+)
 listed.append(
     Operator(
         "attention_backward",
