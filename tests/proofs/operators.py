@@ -559,7 +559,6 @@ def run_norm_gradients(lesson):
         leaves = [t.requires_grad_() for t in (x.detach(), *leaves)]
         result = lesson.layer_norm(*leaves, eps=0.1, center=center)
         found = result.detach(), *torch.autograd.grad(result, leaves, dy)
-        x.requires_grad_(False)
         return dict(zip(("out", "dx", "dw", "db"), found))[what]
 
     return norm
@@ -917,10 +916,9 @@ listed.append(
             "_full": [False, True],
         },
         outs=("new",),
-        refusal=lambda inputs, out, options: norm_refusal(
-            {"x": inputs["x"]}, out if options["what"] in ("out", "dx") else None, options
-        ),
+        refusal=lambda inputs, out, options: norm_refusal({"x": inputs["x"]}, None, options),
         extremes=False,
+        examples=50,
         forms=50,
         run=run_norm_gradients,
     )
