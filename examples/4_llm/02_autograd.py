@@ -214,8 +214,8 @@ def norm_backward_kernel(
 # used ``y``, with any strides: that of ``y.sum()`` is one number with stride 0.
 # ``needs_input_grad`` says what is wanted.
 #
-# Which tiles? 16 elements a thread were best. Where loads are whole 16 bytes and
-# shared memory has room, three stages pay. Two were often slower than one.
+# Which tiles? 16 elements a thread were best. Where loads are whole 16 bytes
+# and shared memory has room, three stages pay. Two were often slower than one.
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 DTYPES += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
