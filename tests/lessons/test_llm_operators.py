@@ -262,3 +262,76 @@ def test_bfloat16_is_refused_where_it_is_wrong(device):
     code += "x, t = torch.ones(2, 3).bfloat16(), torch.zeros(2, dtype=torch.int64)\n"
     code += "lesson_code.load('llm_operators').cross_entropy(x, t)"
     assert "x is torch.bfloat16; needed" in lesson_code.last_words(code)
+
+
+SMALL = dict(HIDDEN=64, HEADS=4, KV_HEADS=2, DIM=16, MLP=256, VOCAB=500, CONTEXT=24)
+PRODUCTS = "qkv out gate_up down gate_up_swiglu int8_linear int4_linear head".split()
+
+
+@pytest.fixture
+def rows(lesson, monkeypatch):
+    """The operators of a small model, in float64: name -> function, FLOP, inputs."""
+    for name, value in SMALL.items():
+        monkeypatch.setattr(lesson, name, value)
+    monkeypatch.setattr(lesson, "HALF", torch.float64)
+
+    def rows(M, prefill, device="cpu"):
+        torch.manual_seed(0)
+        return {name: row for name, *row in lesson.operators(M, prefill, device)}
+
+    return rows
+
+
+def test_flop_of_products(rows):
+    """As PyTorch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for M in (1, 5):
+        for name, (f, flop, *inputs) in rows(M, False, "meta").items():
+            with FlopCounterMode(display=False) as counter:
+                f(*inputs)
+            if name in PRODUCTS:
+                assert counter.get_total_flops() == flop, name
+
+
+def test_flop_of_attention(rows):
+    """Two products of ``DIM`` pairs for each query and each key that it may see."""
+    _, flop, q, k, _ = rows(7, True)["attention"]
+    assert (q.shape, k.shape) == ((1, 4, 7, 16), (1, 2, 7, 16))
+    seen = sum(key <= query for query in range(7) for key in range(7))
+    assert flop == 2 * 2 * 16 * 4 * seen
+    _, flop, q, k, _ = rows(3, False)["attention"]
+    assert (q.shape, k.shape) == ((3, 4, 1, 16), (3, 2, 24, 16))
+    assert flop == 2 * 2 * 16 * 4 * 3 * 24
+
+
+def test_what_the_operators_are(rows):
+    found = rows(5, True)
+
+    def run(name):
+        f, _, *inputs = found[name]
+        return inputs, f(*inputs)
+
+    (x, cos, sin), got = run("rotary")
+    turned = torch.complex(*x.chunk(2, -1)) * torch.complex(cos, sin)
+    torch.testing.assert_close(got, torch.cat([turned.real, turned.imag], -1))
+    (x,), got = run("swiglu")
+    gate, up = x.chunk(2, -1)
+    torch.testing.assert_close(got, gate * gate.sigmoid() * up)
+    (x, y, weight), (total, got) = run("add_norm")
+    assert torch.equal(total, x + y)
+    scale = (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    torch.testing.assert_close(got, total * scale * weight)
+    (x, weight, scale), got = run("int8_linear")
+    assert weight.dtype == torch.int8
+    torch.testing.assert_close(got, x @ (weight * scale[:, None]).T)
+    (x, weight, scale), got = run("int4_linear")
+    wide = torch.empty(len(weight), 2 * weight.shape[1], dtype=x.dtype)
+    wide[:, ::2], wide[:, 1::2] = weight % 16, weight // 16
+    wide = (wide - 8) * scale.repeat_interleave(128, 1)
+    torch.testing.assert_close(got, x @ wide.T)
+    (q, k, v), got = run("attention")
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / 4).masked_fill(mask, -math.inf)
+    torch.testing.assert_close(got, scores.softmax(-1) @ v)

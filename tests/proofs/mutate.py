@@ -221,7 +221,7 @@ def no_cast(edits):
 
 
 def wrong_axis(edits):
-    turned = {"0": "1", "1": "0", "AXIS": "1 - AXIS", "1 - AXIS": "AXIS"}
+    turned = {"0": "1", "1": "0", "2": "1", "AXIS": "1 - AXIS", "1 - AXIS": "AXIS"}
     for call in edits.calls("tl.sum", "tl.max", "tl.expand_dims"):
         axis = [k.value for k in call.keywords if k.arg == "axis"] + call.args[1:2]
         for node in axis:
