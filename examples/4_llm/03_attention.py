@@ -621,8 +621,8 @@ plt.show()
 # nobody may see; and the masked loop counts some of them again. ``ROUND``
 # rounds it down. Three tiles with it and without:
 
-B, H, N, D = (8, 32, 4096, 64) if free > 7e9 else (1, 1, 256, 64)
-q, k, v, out = torch.randn(4, B, H, N, D, device=DEVICE).half()
+sizes = (8, 32, 4096, 64) if free > 7e9 else (1, 1, 256, 64)
+q, k, v, out = torch.randn(4, *sizes, device=DEVICE).half()
 exact, _ = attention_ref(*(t[:1, :1] for t in (q, k, v)), True)
 shapes = (64, 64), (128, 64), (64, 128)
 for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
