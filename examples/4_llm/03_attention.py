@@ -213,28 +213,31 @@ def attention_kernel(
 # ``SMS``-th, and its loads run ahead into the next tile.
 #
 # The compiler is particular. It cuts the tile of queries in half, so their
-# descriptor must be made inside of the kernel; and it takes one loop over keys,
-# not two: with a causal mask, every tile is masked.
+# descriptor is made inside of the kernel; with two axes, as of four it cuts the
+# wrong one. It takes one loop over keys, not two: with a causal mask, every
+# tile is masked. Programs of four heads come in turns, or a program would get
+# tiles of much the same length.
 
 
 @triton.jit
 def specialised_kernel(
     q_ptr, k_desc, v_desc, out_ptr, all_heads, heads, group, M, N, D,
-    stride_qb, stride_qh, stride_qm,
-    stride_ob, stride_oh, stride_om, stride_od, scale,
+    stride_q, stride_ob, stride_oh, stride_om, stride_od, scale,
     CAUSAL: tl.constexpr, MASK: tl.constexpr, SMS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     pid, tiles = tl.program_id(0), tl.cdiv(M, BLOCK_M)
+    stride_q = tl.cast(stride_q, tl.int64)
     q_desc = tl.make_tensor_descriptor(
-        q_ptr, [all_heads // heads, heads, M, D],
-        [tl.cast(stride_qb, tl.int64), tl.cast(stride_qh, tl.int64),
-         tl.cast(stride_qm, tl.int64), 1], [1, 1, BLOCK_M, BLOCK_D],
-    )  # fmt: skip
+        q_ptr, [all_heads * M, D], [stride_q, 1], [BLOCK_M, BLOCK_D]
+    )
     for at in tl.range(pid, tiles * all_heads, SMS, warp_specialize=True):
-        b, h, tile = at // tiles // heads, at // tiles % heads, at % tiles
-        row = (tiles - 1 - tile) * BLOCK_M
-        q = q_desc.load([b, h, row, 0]).reshape(BLOCK_M, BLOCK_D)
+        first = at // (4 * tiles) * 4  # four heads at once
+        width = tl.minimum(all_heads - first, 4)
+        head = first + at % (4 * tiles) % width
+        row = (tiles - 1 - at % (4 * tiles) // width) * BLOCK_M
+        b, h = head // heads, head % heads
+        q = q_desc.load([head * M + row, 0])
         offs_m, offs_n = row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         last, end = offs_m * 0 + N - 1, N
         if CAUSAL:
@@ -268,7 +271,7 @@ F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
 TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages
     64: ((64, 128, 4, 2), (64, 64, 4, 2)),
-    128: ((128, 64, 8, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
+    128: ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
     256: ((128, 32, 8, 2), (32, 32, 4, 1)),
 }
 SPECIALISED = 128, 128, 4, 2  # for Hopper, with BLOCK_D = 128
@@ -297,8 +300,8 @@ def suited(t):
     bits = functools.reduce(int.__or__, far) * t.itemsize | t.data_ptr()
     if near == 1 and bits % 16 == 0 and 0 < min(far) and max(far) < 2**39:
         return t
-    D = t.shape[3]
-    return t.new_empty(*t.shape[:3], D + -D % 8)[..., :D].copy_(t)
+    *most, D = t.shape
+    return t.new_empty(*most, D + -D % 8)[..., :D].copy_(t)
 
 
 def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
@@ -309,10 +312,11 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     special = hopper and block == 128 and tile is None
     fits = [t for t in TILES[max(64, block)] if need(t, block) + 2048 <= shared]
     BM, BN, warps, stages = SPECIALISED if special else tile or fits[0]
-    q, k, v = map(suited, (q, k, v))
+    q = suited(q.flatten(0, 2) if special else q)
+    boxes = (suited(k), BN), (suited(v), BN), (q, BM)
     descs = [
         TensorDescriptor(t, t.shape, t.stride(), [1, 1, rows, block])
-        for t, rows in ((q, BM), (k, BN), (v, BN))
+        for t, rows in boxes[: 2 if special else 3]
     ]
     scale = math.log2(math.e) * (D**-0.5 if scale is None else scale)
     tail = H, H // heads, M, N, D
@@ -324,11 +328,11 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
             size, dtype=torch.int8, device="cuda"
         )
         triton.set_allocator(new)  # for descriptors made by a kernel
-        args = q, *descs[1:], out, B * H, *tail, *q.stride()[:3], *out.stride()
+        args = q, *descs, out, B * H, *tail, q.stride(0), *out.stride()
         options |= dict(MASK=bool(causal) or N % BN > 0, SMS=sms)
         specialised_kernel[(min(sms, programs),)](*args, scale, **options)
     else:
-        args = *descs, out, seen, *tail, *out.stride(), scale
+        args = descs[2], *descs[:2], out, seen, *tail, *out.stride(), scale
         attention_kernel[(programs,)](*args, ROUND=ROUND, **options)
     return out
 
