@@ -3,8 +3,11 @@
 import functools
 import itertools
 import math
+import re
+from collections import Counter
 
 import pytest
+from compile_only import Job, compile_kernel
 from heads import LAYOUTS, normals, view
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -87,6 +90,24 @@ def test_the_wrapper_takes_both(lesson, device, monkeypatch):
     for D in (64, 65, 128, 129):
         lesson.attention(*inputs(1, 1, 1, 5, 5, D, F16, device))
     assert [name[:5] for name in launched] == ["atten", "speci", "speci", "atten"]
+
+
+def test_each_half_fetches_its_own_queries(lesson):
+    """Else a barrier waits for ever: the compiler once halved the tile, but not what TMA fetches."""
+    BM, BN, warps, stages = lesson.SPECIALISED
+    arguments = {f"{x}_desc": f"tensordesc<fp16[1, 1, {BN}, 128]>" for x in "kv"}
+    arguments |= {"q_ptr": "*fp16:16", "out_ptr": "*fp16:16", "scale": "fp32"}
+    sizes = "all_heads heads group M N D stride_q stride_ob stride_oh stride_om stride_od"
+    arguments |= dict.fromkeys(sizes.split(), "i32")
+    constants = {"CAUSAL": 1, "MASK": 1, "SMS": 132, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128}
+    options = {"num_warps": warps, "num_stages": stages}
+    job = Job("attention", "specialised_kernel", "sm_90", arguments, constants, options)
+    text = compile_kernel(job).asm["ttgir"]
+    assert text.count("ttg.warp_specialize(") == 1
+    made = re.findall(r"reinterpret_tensor_descriptor.*tensordesc<tensor<(\w+)xf16", text)
+    assert made == [f"{BM // 2}x128"]
+    fetched = Counter(map(int, re.findall(r"barrier_expect .*?, (\d+)", text)))
+    assert fetched == {BM * 128: 2, 2 * BN * 128: 2}  # bytes: two halves; keys, values
 
 
 def test_the_reference(lesson):
