@@ -304,6 +304,10 @@ def suited(t):
     return t.new_empty(*most, D + -D % 8)[..., :D].copy_(t)
 
 
+def scratch(size, alignment, stream):
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     """Start the kernel, arguments being checked; with a tile: the plain one."""
     (B, H, M, D), (_, heads, N, _) = q.shape, k.shape
@@ -324,10 +328,7 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     options |= dict(num_warps=warps, num_stages=stages)
     programs = -(M // -BM) * B * H  # rounded up
     if special:
-        new = lambda size, *_: torch.empty(
-            size, dtype=torch.int8, device="cuda"
-        )
-        triton.set_allocator(new)  # for descriptors made by a kernel
+        triton.set_allocator(scratch)  # for the descriptor of queries
         args = q, *descs, out, B * H, *tail, q.stride(0), *out.stride()
         options |= dict(MASK=bool(causal) or N % BN > 0, SMS=sms)
         specialised_kernel[(min(sms, programs),)](*args, scale, **options)
@@ -427,10 +428,8 @@ def verify(call, q, k, v, out, causal, rows=10**9):
     got, q = call(), q[..., -rows:, :]
     exact, size = attention_ref(q, k, v, causal)
     off = (got[..., -rows:, :] - exact).abs()
-    if (
-        got.isnan().any()
-        or (off > torch.finfo(q.dtype).eps * size + 1e-5).any()
-    ):
+    allowed = torch.finfo(q.dtype).eps * size + 1e-5
+    if got.isnan().any() or (off > allowed).any():
         raise RuntimeError(f"attention is wrong by {off.max():.4f}: {call}")
 
 
@@ -488,9 +487,7 @@ PEERS["sdpa:cudnn"] = SDPBackend.CUDNN_ATTENTION
 free = torch.cuda.mem_get_info()[0] if CUDA8 else 0
 tokens = 2**15 if free > 7e9 else 2**13
 cases = itertools.product((128, 64), (False, True), (1024, 4096, 16384), [F16])
-cases = [
-    case for case in [*cases, (128, True, 4096, BF16)] if case[2] <= tokens
-]
+cases = [c for c in [*cases, (128, True, 4096, BF16)] if c[2] <= tokens]
 side = 8192 if CUDA8 else 0
 a, b, c = torch.randn(3, side, side, device=DEVICE).half()
 for D, causal, N, dtype in cases if CUDA8 else ():
@@ -523,20 +520,19 @@ LOOKS |= {"sdpa:flash": ("v-", "#C9731E"), "sdpa:cudnn": ("^-", "#C9731E")}
 LOOKS |= {"triton:plain": ("+-", "#2A9070"), "triton": ("s-", "#3B82C4")}
 
 
-def draw(axes, draw, **wanted):
+def draw(plot, **wanted):
     """A line for each provider against N."""
     for name, (style, color) in LOOKS.items():
         rows = [r for r in results if r == r | wanted | dict(provider=name)]
         line = [r["N"] for r in rows], [r["value"] for r in rows]
-        draw(*line, style, base=2, color=color, label=name) if rows else None
-    axes.set(xlabel="N")
+        plot(*line, style, base=2, color=color, label=name) if rows else None
 
 
-share = dict(figsize=(7, 3), layout="constrained", sharey=True)
-panels = plt.subplots(1, 4, **share)[1] if results else ()
+size = dict(figsize=(7, 3), layout="constrained", sharey=True)
+panels = plt.subplots(1, 4, **size)[1] if results else ()
 for axes, (D, causal) in zip(panels, itertools.product((128, 64), (0, 1))):
-    draw(axes, axes.semilogx, D=D, causal=causal, dtype="float16")
-    axes.set(title=f"D {D}" + ", causal" * causal, ylim=0, ylabel="")
+    draw(axes.semilogx, D=D, causal=causal, dtype="float16")
+    axes.set(title=f"D {D}" + ", causal" * causal, ylim=0, xlabel="N")
 plt.legend(fontsize=7) if results else None
 plt.show()
 
@@ -572,8 +568,8 @@ for N in [2**e for e in range(10, 17)] if results else ():
             record(name, "MB", [round(peak / 1e6)] * 3, N=N)
             print(f"N {N:6} {name:7} {peak / 1e6:8,.1f} MB")
 if results:
-    draw(plt.gca(), plt.loglog, metric="MB")
-    plt.ylabel("MB")
+    draw(plt.loglog, metric="MB")
+    plt.gca().set(xlabel="N", ylabel="MB")
     plt.legend()
 plt.show()
 
