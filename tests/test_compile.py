@@ -638,7 +638,45 @@ ATTENTION_BACKWARD = {
     "dkdv_kernel": functools.partial(attention_backward, ["q", "k", "v", "do", "dk", "dv"], "dkdv"),
 }
 
+
+def attention(special) -> Iterator[Variant]:
+    """The tiles of the plain kernel, or the one with specialised warps."""
+    lesson = lesson_code.load("attention")
+    tiles = [(D, tile) for D, several in lesson.TILES.items() for tile in several]
+    tiles = [(128, lesson.SPECIALISED)] if special else tiles
+    for (D, tile), causal, group, (kind, size) in itertools.product(
+        tiles, [1, 0], [1, 4], [("fp16", "i32:16"), ("bf16", "i32:16"), ("fp16", "i32")]
+    ):
+        BM, BN, warps, stages = tile
+        arguments = {
+            f"{name}_desc": f"tensordesc<{kind}[1, 1, {rows}, {D}]>"
+            for name, rows in (("q", BM), ("k", BN), ("v", BN))
+        }
+        numbers = ["heads", "M", "N", "D", *(f"stride_o{x}" for x in "bhm")]
+        constants = {"CAUSAL": causal, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": D, "stride_od": 1}
+        if special:
+            del arguments["q_desc"]
+            arguments["q_ptr"] = f"*{kind}:16"
+            numbers += ["all_heads", "stride_q"]
+            constants |= {"MASK": causal or size == "i32", "SMS": 132}
+        else:
+            constants |= {"ROUND": True, "seen_ptr": None}
+        arguments |= {"out_ptr": f"*{kind}:16", "scale": "fp32"} | dict.fromkeys(numbers, size)
+        if group == 1:
+            constants["group"] = 1
+        else:
+            arguments["group"] = "i32"
+        name = f"{kind} {D} {tile} {causal} {group} {size}"
+        room = lesson.need(tile, D) + 2048
+        only = "sm_90" if special else "sm_9" if room > 163 << 10 else "sm_"
+        yield Variant(
+            name, arguments, constants, {"num_warps": warps, "num_stages": stages}, only=only
+        )
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+KERNELS |= {("attention", "attention_kernel"): functools.partial(attention, False)}
+KERNELS |= {("attention", "specialised_kernel"): functools.partial(attention, True)}
 KERNELS |= {("attention_backward", name): f for name, f in ATTENTION_BACKWARD.items()}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}

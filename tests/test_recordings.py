@@ -69,6 +69,9 @@ REACHED = {
             for how, least in (("geomean", 0.95), ("min", 0.9))
         ),
         ("gemm_fast triton/cublas metric=TFLOP/s M=1024 dtype=float16", 0.9),
+        ("attention min(triton/sdpa:flash) metric=TFLOP/s", 1.2),
+        ("attention geomean(triton/sdpa:cudnn) metric=TFLOP/s dtype=float16", 0.92),
+        ("attention min(triton/sdpa:cudnn) metric=TFLOP/s dtype=float16", 0.85),
         ("attention_backward geomean(triton/sdpa:flash) metric=TFLOP/s", 1.0),
         ("attention_backward min(triton/sdpa:flash) metric=TFLOP/s", 1.0),
         ("autograd min(triton/torch) metric=GB/s N>=256", 1.0),

@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
-    "attention": 450,
+    "attention": 663,
     "attention_backward": 450,
     "autograd": 552,
     "autotune": 507,
@@ -38,6 +38,7 @@ MAX_LINES = {
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
+    ("attention", "attention(*[x.half()[None, None]] * 3)", "q is on cpu; all need one cuda device"),
     (
         "attention_backward",
         "attention(x.half(), x.half(), x.half())",
