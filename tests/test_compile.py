@@ -5,6 +5,7 @@ that matters most: that one `make test` compiles, and `make test-full` all.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -505,6 +506,27 @@ def gemm_epilogue() -> Iterator[Variant]:
         yield variant("bf16", odd, False, False, act, residual, True, "gfx")
 
 
+def cross_entropy() -> Iterator[Variant]:
+    """As the wrapper starts it: rows on the 16-byte grid, off it, turned, of one element."""
+    for kind, size in {"bf16": 2, "fp32": 4, "fp16": 2, "fp64": 8}.items():
+        out = "*fp64:16" if kind == "fp64" else "*fp32:16"
+        arguments = {"x_ptr": f"*{kind}:16", "target_ptr": "*i64:16", "out_ptr": out}
+        lone, grid = {8 * size, 64}, {"N": "i32:16", "stride_xm": "i32:16"}
+        ragged = arguments | {"x_ptr": f"*{kind}", "N": "i32", "stride_xm": "i32"}
+        ones = dict.fromkeys(("stride_xn", "stride_t", "stride_o"), 1)
+        turned = ragged | dict.fromkeys(ones, "i32") | {"stride_xn": "i64"}
+        for warps in (8, 32, 1):
+            options, threads = {"num_warps": warps}, {"THREADS": 32 * warps}
+            wide = threads | {"STEPS": 2, "VECTOR": 16 // size}
+            single = threads | {"STEPS": 16, "VECTOR": 1}
+            name = f"{kind} {warps}"
+            yield Variant(name, arguments | grid, ones | wide, options, {128} | lone)
+            yield Variant(f"{name} ragged", ragged, ones | single, options, lone)
+        yield Variant(f"{kind} turned", turned, single, options, lone)
+        short = {name: ragged[name] for name in ragged if name != "N"}
+        yield Variant(f"{kind} N = 1", short, ones | single | {"N": 1}, options, lone, only="sm_")
+
+
 def diagnosis() -> Iterator[Variant]:
     """Broken, yet the compiler takes it, with tiles that do not spill."""
     lesson = lesson_code.load("diagnosis")
@@ -521,7 +543,141 @@ def diagnosis() -> Iterator[Variant]:
         yield Variant(f"{tile} {size} {stride}", arguments, constants, options)
 
 
+def autograd_forward() -> Iterator[Variant]:
+    """As launched: width, block and warps; LayerNorm with all parameters, RMSNorm with some."""
+    for kind, N, size in itertools.product(
+        ("bf16", "fp32", "fp64"), (4096, 16, 16384), (":16", "")
+    ):
+        if kind == "fp64" and N > 4096:
+            continue  # right, but registers are spilled
+        stats = "*fp64:16" if kind == "fp64" else "*fp32:16"
+        arguments = dict.fromkeys(("x_ptr", "w_ptr", "b_ptr", "y_ptr"), f"*{kind}:16")
+        arguments |= {"mean_ptr": stats, "rstd_ptr": stats}
+        arguments |= {"N": f"i32{size}", "stride_xm": f"i32{size}"}
+        constants = {"stride_xn": 1, "EPS": 1e-5, "BLOCK": N}
+        options = {"num_warps": max(1, min(16, N // 512))}
+        wide = {128} if size and N == 4096 and kind != "bf16" else None
+        yield Variant(f"{kind} {N}{size}", arguments, constants, options, stores=None, loads=wide)
+        absent = dict.fromkeys(("b_ptr", "mean_ptr"))
+        arguments = {k: v for k, v in arguments.items() if k not in absent}
+        constants = constants | absent
+        yield Variant(f"{kind} {N}{size} RMS", arguments, constants, options)
+
+
+def autograd_backward() -> Iterator[Variant]:
+    """As launched on Hopper: tile, warps; where shared memory is small, one stage."""
+    tiles = [(1, 4096, 1, 3), (4, 256, 1, 3), (2, 512, 1, 3), (2, 1024, 1, 3), (1, 2048, 1, 3)]
+    tiles += [(1, 8192, 1, 3), (1, 8192, 2, 3), (2, 1024, 1, 1), (1, 8192, 2, 1), (1, 4096, 1, 1)]
+    pointers = ("x_ptr", "dy_ptr", "w_ptr", "dx_ptr")
+    for tile, kind, center in itertools.product(tiles, ("bf16", "fp32", "fp64"), (True, False)):
+        rows, block, split, stages = tile
+        bits = {"bf16": 2, "fp32": 4, "fp64": 8}[kind]
+        if kind == "fp64" and block > 4096:
+            continue
+        stats = "*fp64:16" if kind == "fp64" else "*fp32:16"
+        arguments = dict.fromkeys(pointers, f"*{kind}:16")
+        arguments |= dict.fromkeys(("mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr"), stats)
+        size = "i32" if tile == (2, 1024, 1, 1) else "i32:16"
+        arguments |= dict.fromkeys(("M", "N", "SPAN", "stride_xm", "stride_ym"), size)
+        constants = {"stride_xn": 1, "stride_yn": 1, "HOW": "parts", "lock_ptr": None}
+        constants |= dict(zip(("ROWS", "BLOCK", "SPLIT", "STAGES"), tile))
+        if not center:
+            for name in ("mean_ptr", "db_ptr"):
+                del arguments[name]
+            constants |= {"mean_ptr": None, "db_ptr": None}
+        room = 6 * rows * block * split * bits
+        if stages > 1 and room >= 227 << 10:
+            continue
+        if not center and rows * block <= 4096 and stages > 1:
+            continue  # some spill a register, by at most six instructions
+        only = "" if stages == 1 else "sm_9" if room > 163 << 10 else "sm_"
+        options = {"num_warps": rows * block // 512}
+        yield Variant(f"{kind} {tile} {center}", arguments, constants, options, only=only)
+    for how in ("race", "atomic", "lock"):
+        arguments = dict.fromkeys(
+            (*pointers, "mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr"), "*fp32:16"
+        )
+        arguments |= {"lock_ptr": "*i32:16"} if how == "lock" else {}
+        arguments |= dict.fromkeys(("M", "N", "SPAN", "stride_xm", "stride_ym"), "i32:16")
+        constants = {"stride_xn": 1, "stride_yn": 1, "HOW": how}
+        constants |= {} if how == "lock" else {"lock_ptr": None}
+        constants |= dict(zip(("ROWS", "BLOCK", "SPLIT", "STAGES"), (1, 2048, 1, 1)))
+        yield Variant(how, arguments, constants, {"num_warps": 4})
+
+
+def attention_backward(tensors, tile) -> Iterator[Variant]:
+    """One kernel: its tiles with TMA, and small ones without."""
+    lesson = lesson_code.load("attention_backward")
+    rows = ["lse_ptr", "delta_ptr"] if "do" in tensors else ["lse_ptr"]
+    for (D, tiles), causal, group, (kind, size) in itertools.product(
+        [*lesson.TILES.items(), (64, lesson.SMALL), (128, lesson.SMALL)],
+        *([1, 0], [1, 4]),
+        [("fp16", "i32:16"), ("bf16", "i32:16"), ("fp16", "i32")],
+    ):
+        BM, BN, warps, stages = tiles[tile]
+        arguments = {
+            f"{name}_desc": f"tensordesc<{kind}[1, 1, {BN if name[-1] in 'kv' else BM}, {D}]>"
+            for name in tensors
+        }
+        arguments |= dict.fromkeys(rows, "*fp32:16") | {"LP": "i32:16", "scale": "fp32"}
+        arguments |= dict.fromkeys(("LQ", "LK"), size)
+        constants = {"CAUSAL": causal, "BLOCK_M": BM, "BLOCK_N": BN}
+        if group == 1:
+            constants["GROUP"] = 1
+        else:
+            arguments["GROUP"] = "i32"
+        options = {"num_warps": warps, "num_stages": stages}
+        name = f"{kind} {D} {tiles[tile]} {causal} {group} {size}"
+        only = "sm_8" if tiles is lesson.SMALL else "sm_9"
+        yield Variant(name, arguments, constants, options, only=only)
+
+
+ATTENTION_BACKWARD = {
+    "forward_kernel": functools.partial(attention_backward, ["q", "k", "v", "out"], "dq"),
+    "dq_kernel": functools.partial(attention_backward, ["q", "k", "v", "out", "do", "dq"], "dq"),
+    "dkdv_kernel": functools.partial(attention_backward, ["q", "k", "v", "do", "dk", "dv"], "dkdv"),
+}
+
+
+def attention(special) -> Iterator[Variant]:
+    """The tiles of the plain kernel, or the one with specialised warps."""
+    lesson = lesson_code.load("attention")
+    tiles = [(D, tile) for D, several in lesson.TILES.items() for tile in several]
+    tiles = [(128, lesson.SPECIALISED)] if special else tiles
+    for (D, tile), causal, group, (kind, size) in itertools.product(
+        tiles, [1, 0], [1, 4], [("fp16", "i32:16"), ("bf16", "i32:16"), ("fp16", "i32")]
+    ):
+        BM, BN, warps, stages = tile
+        arguments = {
+            f"{name}_desc": f"tensordesc<{kind}[1, 1, {rows}, {D}]>"
+            for name, rows in (("q", BM), ("k", BN), ("v", BN))
+        }
+        numbers = ["heads", "M", "N", "D", *(f"stride_o{x}" for x in "bhm")]
+        constants = {"CAUSAL": causal, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": D, "stride_od": 1}
+        if special:
+            del arguments["q_desc"]
+            arguments["q_ptr"] = f"*{kind}:16"
+            numbers += ["all_heads", "stride_q"]
+            constants |= {"MASK": causal or size == "i32", "SMS": 132}
+        else:
+            constants |= {"ROUND": True, "seen_ptr": None}
+        arguments |= {"out_ptr": f"*{kind}:16", "scale": "fp32"} | dict.fromkeys(numbers, size)
+        if group == 1:
+            constants["group"] = 1
+        else:
+            arguments["group"] = "i32"
+        name = f"{kind} {D} {tile} {causal} {group} {size}"
+        room = lesson.need(tile, D) + 2048
+        only = "sm_90" if special else "sm_9" if room > 163 << 10 else "sm_"
+        yield Variant(
+            name, arguments, constants, {"num_warps": warps, "num_stages": stages}, only=only
+        )
+
+
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}
+KERNELS |= {("attention", "attention_kernel"): functools.partial(attention, False)}
+KERNELS |= {("attention", "specialised_kernel"): functools.partial(attention, True)}
+KERNELS |= {("attention_backward", name): f for name, f in ATTENTION_BACKWARD.items()}
 KERNELS |= {("loads_and_masks", name): f for name, f in LOADS_AND_MASKS.items()}
 KERNELS |= {("debugging", name): f for name, f in DEBUGGING.items()}
 KERNELS |= {("measuring", "chain_kernel"): measuring}
@@ -539,6 +695,7 @@ KERNELS |= {
         | dict.fromkeys(("M", "N", "stride_xn"), "i32")
     )
 }
+KERNELS |= {("llm_operators", "cross_entropy_kernel"): cross_entropy}
 KERNELS |= {("gemm", "gemm_kernel"): gemm}
 KERNELS |= {("diagnosis", "accumulate_kernel"): diagnosis}
 KERNELS |= {
@@ -561,6 +718,8 @@ KERNELS |= {
 # Bytes of shared memory that one program may have.
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "gfx942": 64 << 10}
 KERNELS |= {("gemm_epilogue", "linear_act_kernel"): gemm_epilogue}
+KERNELS |= {("autograd", "norm_kernel"): autograd_forward}
+KERNELS |= {("autograd", "norm_backward_kernel"): autograd_backward}
 KERNELS |= {("autotune", "gemm_kernel"): autotune_gemm, ("autotune", "add_kernel"): autotune_add}
 
 

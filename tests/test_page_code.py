@@ -224,5 +224,6 @@ def limits(name: str) -> dict[str, SpecifierSet]:
 def check_script(page, script):
     """A file of the repository, a download, one that the page shows, or the reader's own."""
     downloads = {f"{lesson.download}.py" for lesson in lessons.find().values()}
+    downloads |= {path.name for path in lessons.exercises()}
     shown = re.findall(r"^:caption: (\S+)$", TEXTS[page], re.MULTILINE)
     assert (ROOT / script).is_file() or script in {*downloads, *shown, "your_script.py"}

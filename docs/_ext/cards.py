@@ -7,7 +7,7 @@ import recordings
 import runs
 from docutils import nodes
 from figures import inked
-from lessons import Lesson, find, of_docname
+from lessons import Lesson, exercises, find, of_docname
 from sphinx import addnodes
 from sphinx.errors import ExtensionError
 from sphinx.locale import _
@@ -75,11 +75,16 @@ def download_links(lesson: Lesson, docname: str) -> nodes.paragraph:
     line = paragraph(_("Download: "), "downloads", "not-in-downloads")
     names = [f"{lesson.download}.{extension}" for extension in ("py", "ipynb", "zip")]
     for number, name in enumerate([*names, *(path.name for path in lesson.helpers())]):
-        uri = "../" * docname.count("/") + f"downloads/{name}"
-        link = f'<a class="reference internal" href="{uri}" download>{name}</a>'
         line += [nodes.Text(" · ")] * (number > 0)
-        line += nodes.raw("", link, format="html")
+        line += download_link(name, docname)
     return line
+
+
+def download_link(name: str, docname: str) -> nodes.raw:
+    uri = "../" * docname.count("/") + f"downloads/{name}"
+    return nodes.raw(
+        "", f'<a class="reference internal" href="{uri}" download>{name}</a>', format="html"
+    )
 
 
 class LessonDownloads(SphinxDirective):
@@ -157,6 +162,15 @@ class LessonRole(SphinxRole):
         return [link_to(lesson, self.env.docname, self.rawtext)], []
 
 
+class ExerciseRole(SphinxRole):
+    """``:exercise:`rotary```: the starter file of a project, to download."""
+
+    def run(self):
+        if self.text not in [path.stem for path in exercises()]:
+            raise ExtensionError(f"{self.env.docname}: there is no exercise '{self.text}'")
+        return [download_link(f"{self.text}.py", self.env.docname)], []
+
+
 class Recordings(SphinxDirective):
     """``.. recordings::``: every recording there is, and whether it fits the code."""
 
@@ -200,5 +214,6 @@ def setup(app):
     app.add_directive("lesson-cards", LessonCards)
     app.add_directive("recordings", Recordings)
     app.add_role("lesson", LessonRole())
+    app.add_role("exercise", ExerciseRole())
     app.connect("doctree-resolved", fill_lesson_cards)
     return {"parallel_read_safe": True}

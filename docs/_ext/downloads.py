@@ -2,6 +2,7 @@
 
 They are made from the finished pages into ``_build/downloads/<language>`` and
 published as ``<language>/downloads``. The code is the lesson's own, unchanged.
+The starter files of exercises lie beside them, in English as code is.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 import languages
 import markdown
 from docutils import nodes
-from lessons import ROOT, Lesson, find, of_docname
+from lessons import ROOT, Lesson, exercises, find, of_docname
 
 MARK = "GENERATED FROM PYTHON SOURCE LINES"
 
@@ -126,6 +127,8 @@ def publish(app, exception) -> None:
     for lesson in find().values():
         known.update(path.name for path in lesson.helpers())
         known.update(f"{lesson.download}{suffix}" for suffix in (".py", ".ipynb", ".zip"))
+    for path in exercises():
+        known.add(shutil.copyfile(path, home / path.name).name)
     for path in home.iterdir():
         if path.name not in known:
             path.unlink()

@@ -74,6 +74,11 @@ def find(examples: Path = ROOT / "examples") -> dict[str, Lesson]:
     return lessons
 
 
+def exercises(examples: Path = ROOT / "examples") -> list[Path]:
+    """The starter files of projects: downloads, and no pages."""
+    return sorted((examples / "exercises").glob("*.py"))
+
+
 def select(names: str) -> list[Lesson]:
     """The lessons that a ``LESSON="a b"`` names; all of them when it is empty.
 

@@ -20,7 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
-    "attention": 450,
+    "attention": 663,
+    "attention_backward": 450,
+    "autograd": 552,
     "autotune": 507,
     "diagnosis": 529,
     "fused_elementwise": 385,
@@ -36,12 +38,20 @@ MAX_LINES = {
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
+    ("attention", "attention(*[x.half()[None, None]] * 3)", "q is on cpu; all need one cuda device"),
+    (
+        "attention_backward",
+        "attention(x.half(), x.half(), x.half())",
+        "q is on cpu; all need one GPU",
+    ),
     ("autotune", "gemm(x.half(), x.half())", "a is on cpu; needed: one cuda device"),
+    ("autograd", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
     ("copy", "copy(x)", "x is on cpu; pass x.cuda()"),
     ("fused_elementwise", "gelu(x)", "x is on cpu; kernels run on cuda"),
     ("gemm", "gemm(x, x)", "a is on cpu; the kernel runs on cuda"),
     ("gemm_epilogue", "linear_act(x.half(), x.half())", "x is on cpu; the kernel runs on cuda"),
     ("gemm_fast", "matmul(x.half(), x.half())", "a is on cpu; all need one cuda device"),
+    ("llm_operators", "cross_entropy(x, x[0].long())", "x is on cpu; needed: ['cuda']"),
     ("norms", "layer_norm(x)", "x is on cpu; needed: ['cuda']"),
     ("reductions", "reduce('sum', x, 0)", "x: cpu, x: cpu, not ('cuda',)"),
     ("softmax", "softmax(x)", "x is on cpu; the kernel runs on cuda"),

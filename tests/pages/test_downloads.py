@@ -12,7 +12,7 @@ import nbformat
 import pytest
 from docutils import nodes
 from docutils.core import publish_doctree
-from lessons import find
+from lessons import exercises, find
 from site_build import CHINESE, CODES
 
 LESSONS = list(find().values())
@@ -40,8 +40,11 @@ def members(lesson) -> set[str]:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_every_lesson_can_be_downloaded_and_nothing_else(home):
-    files = set().union(*map(members, find().values()))
+def test_lessons_and_exercises_can_be_downloaded_and_nothing_else(home):
+    starters = exercises()
+    for path in starters:
+        assert (home / path.name).read_bytes() == path.read_bytes()
+    files = {path.name for path in starters}.union(*map(members, find().values()))
     zips = {f"{lesson.download}.zip" for lesson in find().values()}
     assert {path.name for path in home.iterdir()} == files | zips | {"all.zip"}
     holds(home / "all.zip", files)
@@ -63,7 +66,8 @@ def holds(path, names):
 
 def test_no_download_hides_a_module():
     """A script copy.py would be imported wherever Python means its own module copy."""
-    names = {lesson.download for lesson in find().values()}
+    names = {lesson.download for lesson in find().values()} | {p.stem for p in exercises()}
+    assert len(names) == len(find()) + len(exercises())
     assert not names & (set(sys.stdlib_module_names) | {"torch", "triton", "matplotlib", "numpy"})
 
 

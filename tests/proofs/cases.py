@@ -190,7 +190,7 @@ def write(view, values):
         options = dict(generator=generator, device=device)
         numbers = torch.randn(once.shape, dtype=torch.float64, **options)
         numbers = numbers * values.scale + values.shift
-        if values.specials and once.numel():
+        if values.specials and once.numel() and dtype.is_floating_point:
             at = torch.randint(once.numel(), (values.specials,), **options)
             special = special_values(dtype, device)
             which = torch.randint(len(special), (values.specials,), **options)

@@ -70,6 +70,13 @@ HARMLESS = {
     ("scale_bias_kernel", "no cast", "tl.load(x_ptr + offs, mask=offs < n).to(WIDE)"): IS_WIDE,
     ("swiglu_kernel", "no cast", "tl.load(up_ptr + offs, mask=offs < n).to(WIDE)"): IS_WIDE,
     ("shifted_exp", "no cast", "x.to(m.dtype)"): IS_WIDE,
+    ("dq_kernel", "no cast", "out.to(tl.float32)"): IS_WIDE,
+    ("dq_kernel", "no cast", "do.to(tl.float32)"): IS_WIDE,
+    (
+        "forward_kernel",
+        "wrong start",
+        "total = tl.zeros((BLOCK_M,), tl.float32)",
+    ): "the first tile multiplies it by exp2(-3e38), which is 0",
     ("softmax_kernel", "no cast", "tl.max(high, 1)[:, None].to(DTYPE)"): IS_WIDE,
     ("online_kernel", "no cast", "tl.max(x, 0).to(DTYPE)"): IS_WIDE,
     (
@@ -214,7 +221,7 @@ def no_cast(edits):
 
 
 def wrong_axis(edits):
-    turned = {"0": "1", "1": "0", "AXIS": "1 - AXIS", "1 - AXIS": "AXIS"}
+    turned = {"0": "1", "1": "0", "2": "1", "AXIS": "1 - AXIS", "1 - AXIS": "AXIS"}
     for call in edits.calls("tl.sum", "tl.max", "tl.expand_dims"):
         axis = [k.value for k in call.keywords if k.arg == "axis"] + call.args[1:2]
         for node in axis:

@@ -285,6 +285,38 @@ def long_rows(sizes, dtype, options):
     return dict.fromkeys(("x", "out"), (shape, dtype))
 
 
+def columns(inputs):
+    """Random integers as targets: most in the row, some ignored, some outside."""
+    N = inputs["x"].shape[1]
+    target = inputs["target"] % (N + 3)
+    return torch.where(target == N + 2, -100, target - 1)
+
+
+def run_losses(lesson):
+    def losses(x, target, out):
+        return lesson.cross_entropy(x, columns(dict(x=x, target=target)), out)
+
+    return losses
+
+
+def logits(sizes, dtype, options):
+    wide = torch.promote_types(dtype, F32)
+    return {"x": (sizes, dtype), "target": (sizes[:1], torch.int64), "out": (sizes[:1], wide)}
+
+
+def losses(inputs, options):
+    x, target = inputs["x"].double(), columns(inputs)
+    known = (target >= 0) & (target < x.shape[1])
+    exact = torch.full_like(target, math.nan, dtype=torch.float64)
+    if known.any():
+        exact[known] = torch.nn.functional.cross_entropy(x[known], target[known], reduction="none")
+    return torch.where(target == -100, 0, exact)
+
+
+def losses_allowed(inputs, exact, options):
+    return work(inputs["x"]) * (64 + 2 * finite_size(exact))
+
+
 def run_naive(lesson):
     """One row in one program."""
 
@@ -536,6 +568,98 @@ LAYER = dict(
 )
 
 
+def run_norm_gradients(lesson):
+    """The output, or one of the gradients."""
+
+    def norm(x, dy, weight, bias, center, what, out):
+        leaves = [t.clone(memory_format=torch.contiguous_format) for t in (weight, bias)]
+        leaves = [t.requires_grad_() for t in (x.detach(), *leaves)]
+        result = lesson.layer_norm(*leaves, eps=0.1, center=center)
+        found = result.detach(), *torch.autograd.grad(result, leaves, dy)
+        return dict(zip(("out", "dx", "dw", "db"), found))[what]
+
+    return norm
+
+
+def with_gradients(sizes, dtype, options):
+    row, kind = sizes[-1:], F32 if options["_full"] else dtype
+    out = (row, kind) if options["what"] in ("dw", "db") else (sizes, dtype)
+    return {"x": (sizes, dtype), "dy": (sizes, dtype)} | {
+        "weight": (row, kind),
+        "bias": (row, kind),
+        "out": out,
+    }
+
+
+def norm_gradients(inputs, options):
+    """One result in float64, and what its parts sum up to."""
+    x, dy, w, b = (t.double() for t in inputs.values())
+    mean = x.mean(-1, keepdim=True) if options["center"] else torch.zeros_like(x[..., :1])
+    r = ((x - mean).square().mean(-1, keepdim=True) + 0.1).rsqrt()
+    x_hat, g = (x - mean) * r, dy * w
+    off = r * (x.abs() + mean.abs()) + 2 * x_hat.abs()  # of x_hat, in units of the last place
+    over = g.mean(-1, keepdim=True) * options["center"]
+    along = (g * x_hat).mean(-1, keepdim=True)
+    size = g.abs() * (1 + off) + x_hat.abs() * (g.abs() * (1 + off)).mean(-1, keepdim=True)
+    size = size + (off + 1) * (g.abs() * (1 + off)).mean(-1, keepdim=True) + over.abs()
+    rows = tuple(range(x.dim() - 1))
+    sums = {"dw": dy * x_hat, "db": dy}, {"dw": dy.abs() * (1 + off), "db": dy.abs()}
+    sums = [{k: t.sum(rows) if rows else t for k, t in part.items()} for part in sums]
+    exact = {"out": x_hat * w + b, "dx": r * (g - x_hat * along - over)} | sums[0]
+    sizes = {"out": off * w.abs() + b.abs() + 1, "dx": r * size} | sums[1]
+    return exact[options["what"]], sizes[options["what"]]
+
+
+def run_attention_backward(lesson):
+    """The output, or one of the gradients."""
+
+    def attention(q, k, v, do, causal, what, out):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        result = lesson.attention(*leaves, causal=causal)
+        found = result.detach(), *torch.autograd.grad(result, leaves, do)
+        return dict(zip(("out", "dq", "dk", "dv"), found))[what]
+
+    return attention
+
+
+def attended(sizes, dtype, options):
+    (heads, shared), (LQ, LK) = options["_heads"], sizes
+    q, k = (2, heads, LQ, options["_D"]), (2, shared, LK, options["_D"])
+    shapes = dict(q=q, k=k, v=k, do=q, out=k if options["what"] in ("dk", "dv") else q)
+    return {name: (shape, dtype) for name, shape in shapes.items()}
+
+
+def gradients(inputs, options):
+    """One result in float64, and how far it is off if P, dS and the output are rounded."""
+    eps = torch.finfo(inputs["q"].dtype).eps
+    q, k, v, do = (inputs[name].double() for name in ("q", "k", "v", "do"))
+    group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5
+    keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
+    s = q @ keys.mT * scale
+    if not s.numel():
+        zero = torch.zeros_like(k if options["what"] in ("dk", "dv") else q)
+        return zero, zero
+    hidden = torch.ones_like(s).triu(1 + k.shape[2] - q.shape[2]) > 0
+    hidden &= options["causal"]
+    p = s.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(0)
+    off = (2 * eps + 2**-20 * (1 + s.abs().amax(-1, keepdim=True))) * p  # of p
+    dp, o = do @ values.mT, p @ values
+    ds = p * (dp - (do * o).sum(-1, keepdim=True))
+    mean = (do.abs() * (off @ values.abs() + eps * o.abs())).sum(-1, keepdim=True)
+    ds_off = off * (dp.abs() + (p * dp.abs()).sum(-1, keepdim=True)) + p * mean + eps * ds.abs()
+    ds_off += torch.finfo(inputs["q"].dtype).tiny * (inputs["q"].dtype == F16)
+
+    def shared(t):
+        return t.unflatten(1, (k.shape[1], group)).sum(2)
+
+    return {
+        "out": (o, off @ values.abs()),
+        "dq": (scale * ds @ keys, scale * ds_off @ keys.abs()),
+        "dk": (scale * shared(ds.mT @ q), scale * shared(ds_off.mT @ q.abs())),
+        "dv": (shared(p.mT @ do), shared((off + 1e-7).mT @ do.abs())),
+    }[options["what"]]
+
+
 def same(inputs, options):
     [x] = inputs.values()
     return x
@@ -667,6 +791,19 @@ listed = [
         title="online softmax",
     ),
     Operator(
+        "llm_operators",
+        "cross_entropy",
+        FLOATS,
+        logits,
+        losses,
+        losses_allowed,
+        ranks=(2,),
+        outs=("new", "window"),
+        examples=40,
+        forms=50,
+        run=run_losses,
+    ),
+    Operator(
         "gemm",
         "gemm",
         [F32, F16, BF16],
@@ -781,6 +918,51 @@ listed = [
         run=run_configured_add,
     ),
 ]
+listed.append(
+    Operator(
+        "autograd",
+        "layer_norm",
+        FLOATS,
+        with_gradients,
+        lambda inputs, options: norm_gradients(inputs, options)[0],
+        lambda inputs, exact, options: 16 * work(inputs["x"]) * norm_gradients(inputs, options)[1],
+        ranks=(1, 2, 3),
+        options={
+            "center": [True, False],
+            "what": ["out", "dx", "dw", "db"],
+            "_full": [False, True],
+        },
+        outs=("new",),
+        refusal=lambda inputs, out, options: norm_refusal({"x": inputs["x"]}, None, options),
+        extremes=False,
+        examples=50,
+        forms=50,
+        run=run_norm_gradients,
+    )
+)
+listed.append(
+    Operator(
+        "attention_backward",
+        "attention",
+        [F16, BF16],
+        attended,
+        lambda inputs, options: gradients(inputs, options)[0],
+        lambda inputs, exact, options: gradients(inputs, options)[1] + 1e-6,
+        ranks=(2,),
+        most=2**14,
+        longest=200,
+        options={
+            "what": ["out", "dq", "dk", "dv"],
+            "causal": [False, True],
+            "_heads": [(1, 1), (4, 2)],
+            "_D": [16, 24, 64],
+        },
+        outs=("new",),
+        extremes=False,
+        forms=30,
+        run=run_attention_backward,
+    )
+)
 for title, exact, allowed, refusal in (
     ("sum", sums, sums_allowed, anything),
     ("max", maximum, maximum_allowed, maximum_of_nothing),

@@ -1,0 +1,330 @@
+"""attention: against float64, for any shape, view, tile and kernel."""
+
+import functools
+import itertools
+import math
+import re
+from collections import Counter
+
+import pytest
+from compile_only import Job, compile_kernel
+from heads import LAYOUTS, normals, view
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from refusals import assert_refused
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+F16, BF16 = torch.float16, torch.bfloat16
+WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
+
+
+@pytest.fixture(params=["plain", "specialised"])
+def kernel(request, lesson, device, monkeypatch):
+    """Which kernel the wrapper takes; on a CPU neither asks what GPU there is."""
+    if device == "cpu":
+        monkeypatch.setattr(lesson, "traits", lambda _: (request.param != "plain", 4, 2**18))
+    elif request.param != "plain" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("it needs a Hopper")
+    elif request.param == "plain":
+        known = lesson.traits
+        monkeypatch.setattr(lesson, "traits", lambda d: (False, *known(d)[1:]))
+    return request.param
+
+
+def inputs(B, HQ, HK, M, N, D, dtype, device, layouts=("contiguous",) * 3, seed=0):
+    shapes = (B, HQ, M, D), (B, HK, N, D), (B, HK, N, D)
+    return [normals(s, x, dtype, device, seed + i) for i, (s, x) in enumerate(zip(shapes, layouts))]
+
+
+def assert_close(lesson, out, q, k, v, causal=False, scale=None):
+    """A weight is rounded before it meets its value, the result once more."""
+    exact, size = lesson.attention_ref(q, k, v, causal, scale)
+    assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, q.device)
+    allowed = torch.finfo(q.dtype).eps * size + 1e-6
+    off = (out.double() - exact).abs()
+    assert bool((off <= allowed).all()), f"off by {off.max()}"
+
+
+def assert_right(lesson, q, k, v, causal=False, scale=None):
+    assert_close(
+        lesson, lesson.attention(q, k, v, causal=causal, scale=scale), q, k, v, causal, scale
+    )
+
+
+SHAPES = [(1, 1, 1, 1, 1, 16), (1, 1, 1, 1, 300, 64), (1, 2, 2, 257, 1, 16), (1, 2, 1, 5, 0, 64)]
+SHAPES += [(2, 2, 1, 63, 65, 64), (1, 1, 1, 64, 64, 64), (1, 1, 1, 65, 127, 128)]
+SHAPES += [(1, 2, 1, 129, 33, 40), (1, 6, 2, 31, 97, 24), (1, 1, 1, 128, 128, 80)]
+SHAPES += [
+    (1, 2, 1, 257, 131, 128),
+    (1, 1, 1, 33, 70, 256),
+    (1, 1, 1, 20, 30, 3),
+    (1, 1, 1, 9, 9, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_sizes(lesson, device, sizes, causal, dtype):
+    assert_right(lesson, *inputs(*sizes, dtype, device), causal)
+
+
+@pytest.mark.parametrize("M, N", [(1, 1), (127, 129), (128, 128), (300, 200), (200, 333)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_both_kernels(lesson, device, kernel, M, N, causal):
+    for D, dtype in ((128, F16), (72, BF16)):
+        assert_right(lesson, *inputs(1, 4, 2, M, N, D, dtype, device), causal)
+
+
+def test_the_wrapper_takes_both(lesson, device, monkeypatch):
+    if device != "cpu":
+        pytest.skip("it simulates a Hopper")
+    monkeypatch.setattr(lesson, "traits", lambda _: (True, 4, 2**18))
+    launched = []
+    for name in ("attention_kernel", "specialised_kernel"):
+        real = getattr(lesson, name)
+        note = lambda grid, real=real, name=name: launched.append(name) or real[grid]  # noqa: E731
+        monkeypatch.setattr(lesson, name, type("", (), {"__getitem__": staticmethod(note)})())
+    for D in (64, 65, 128, 129):
+        lesson.attention(*inputs(1, 1, 1, 5, 5, D, F16, device))
+    assert [name[:5] for name in launched] == ["atten", "speci", "speci", "atten"]
+
+
+def test_each_half_fetches_its_own_queries(lesson):
+    """Else a barrier waits for ever: the compiler once halved the tile, but not what TMA fetches."""
+    BM, BN, warps, stages = lesson.SPECIALISED
+    arguments = {f"{x}_desc": f"tensordesc<fp16[1, 1, {BN}, 128]>" for x in "kv"}
+    arguments |= {"q_ptr": "*fp16:16", "out_ptr": "*fp16:16", "scale": "fp32"}
+    sizes = "all_heads heads group M N D stride_q stride_ob stride_oh stride_om stride_od"
+    arguments |= dict.fromkeys(sizes.split(), "i32")
+    constants = {"CAUSAL": 1, "MASK": 1, "SMS": 132, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128}
+    options = {"num_warps": warps, "num_stages": stages}
+    job = Job("attention", "specialised_kernel", "sm_90", arguments, constants, options)
+    text = compile_kernel(job).asm["ttgir"]
+    assert text.count("ttg.warp_specialize(") == 1
+    made = re.findall(r"reinterpret_tensor_descriptor.*tensordesc<tensor<(\w+)xf16", text)
+    assert made == [f"{BM // 2}x128"]
+    fetched = Counter(map(int, re.findall(r"barrier_expect .*?, (\d+)", text)))
+    assert fetched == {BM * 128: 2, 2 * BN * 128: 2}  # bytes: two halves; keys, values
+
+
+def test_the_reference(lesson):
+    """Says what PyTorch says; and a row without keys is 0."""
+    q, k, v = inputs(2, 4, 2, 9, 9, 16, torch.float64, "cpu")
+    for causal in (False, True):
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=0.3, enable_gqa=True
+        )
+        torch.testing.assert_close(lesson.attention_ref(q, k, v, causal, 0.3)[0], want)
+    out, _ = lesson.attention_ref(q, k[:, :, :4], v[:, :, :4], True)
+    assert not out[:, :, :5].any() and out[:, :, 5:].any(-1).all()
+    last = lesson.attention_ref(q[:, :, 8:], k, v, True)[0]
+    torch.testing.assert_close(last, lesson.attention_ref(q[:, :, 8:], k, v)[0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(0, 2),
+    heads=st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (0, 0)]),
+    lengths=st.tuples(st.integers(0, 140), st.integers(0, 140)),
+    D=st.sampled_from([1, 16, 24, 64, 72, 128, 200]),
+    causal=st.booleans(),
+    scale=st.sampled_from([None, 1e-3, 0.7, 1]),
+    layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 4),
+    dtype=st.sampled_from([F16, BF16]),
+    seed=st.integers(0, 99),
+)
+@example(1, (2, 1), (70, 0), 16, True, None, ("contiguous",) * 4, F16, 0)
+@example(1, (2, 1), (0, 70), 16, True, None, ("contiguous",) * 4, F16, 0)
+@example(2, (2, 1), (70, 40), 24, True, None, ("length first",) * 4, F16, 0)
+def test_any_views(lesson, device, batch, heads, lengths, D, causal, scale, layouts, dtype, seed):
+    """Also of the output: all of its numbers are written, and no other."""
+    q, k, v = inputs(batch, *heads, *lengths, D, dtype, device, layouts, seed)
+    out, room = view(q.shape, layouts[3].replace("expanded", "padded"), dtype, device)
+    assert lesson.attention(q, k, v, causal=causal, scale=scale, out=out) is out
+    assert_close(lesson, out, q, k, v, causal, scale)
+    out.fill_(math.nan)
+    assert room.isnan().all()
+
+
+def test_rows_that_see_no_key(lesson, device, kernel):
+    q, k, v = inputs(1, 2, 2, 300, 70, 128, F16, device)
+    out = lesson.attention(q, k, v, causal=True)
+    assert not out[:, :, :230].any() and out[:, :, 230:].any(-1).all()
+    assert_close(lesson, out, q, k, v, True)
+    out = torch.full_like(q, math.nan)
+    assert not lesson.attention(q, k[:, :, :0], v[:, :, :0], out=out).any()
+
+
+def named_tiles(lesson):
+    return [(block, tile) for block, tiles in lesson.TILES.items() for tile in tiles]
+
+
+def test_each_tile(lesson, device):
+    """That the lesson may choose, and others; causal or not; with tails on both sides."""
+    others = [(64, (BM, BN, 4, 1)) for BM, BN in itertools.product((32, 64, 128), repeat=2)]
+    for (D, tile), causal in itertools.product([*named_tiles(lesson), *others], (False, True)):
+        if device != "cpu" and lesson.need(tile, D) + 2048 > lesson.traits(torch.device("cuda"))[2]:
+            continue
+        q, k, v = inputs(1, 2, 1, 150, 200, D, F16, device)
+        out = lesson.launch(q, k, v, torch.full_like(q, math.nan), causal, tile=tile)
+        assert_close(lesson, out, q, k, v, causal)
+
+
+def test_fast_and_wrong(lesson, device):
+    """Without rounding, keys are seen that must not be, unless the tiles happen to fit."""
+    q, k, v = inputs(1, 1, 1, 256, 256, 64, F16, device)
+    exact, _ = lesson.attention_ref(q, k, v, True)
+    for (BM, BN), wrong in (((64, 64), False), ((128, 64), False), ((64, 128), True)):
+        for ROUND in (True, False):
+            out = lesson.launch(q, k, v, torch.empty_like(q), True, None, (BM, BN, 4, 2), ROUND)
+            assert ((out - exact).abs().max() > 0.05) == (wrong and not ROUND)
+
+
+def test_what_is_seen(lesson, device):
+    """The map says 1 where all is seen, 2 where some or none is, 0 where a tile is left out."""
+    M, N, side = 200, 300, 32
+    q, k, v = inputs(1, 1, 1, M, N, 64, F16, device)
+    seen = torch.zeros(-(M // -side), -(N // -side), dtype=torch.int32, device=device)
+    lesson.launch(q, k, v, torch.empty_like(q), True, tile=(side, side, 4, 1), seen=seen)
+    for row, col in itertools.product(*map(range, seen.shape)):
+        first, last = row * side + N - M, (row + 1) * side - 1 + N - M
+        complete = min((col + 1) * side, N) - 1 <= first and (col + 1) * side <= N
+        some = col * side <= min(last, N - 1)
+        value = seen[row, col].item()
+        assert value == (1 if complete and value == 1 else 2 if some else 0)
+        assert value == 1 or not complete or col * side + side > first - side
+
+
+def test_shared_memory_decides_the_tile(lesson, monkeypatch, device):
+    if device != "cpu":
+        pytest.skip("it simulates GPUs")
+    q, k, v = inputs(1, 1, 1, 5, 5, 128, F16, device)
+    for shared, tile in ((227 << 10, 0), (99 << 10, 1), (64 << 10, 2)):
+        monkeypatch.setattr(lesson, "traits", lambda _: (False, 132, shared))  # noqa: B023
+        want = lesson.TILES[128][tile]
+        assert lesson.need(want, 128) + 2048 <= shared
+        assert all(lesson.need(t, 128) + 2048 > shared for t in lesson.TILES[128][:tile])
+        assert_right(lesson, q, k, v)
+
+
+def test_shared_heads_are_repeated_heads(lesson, device, kernel):
+    q, k, v = inputs(1, 6, 2, 50, 60, 128, F16, device)
+    many = lesson.attention(q, *(t.repeat_interleave(3, 1) for t in (k, v)), causal=True)
+    assert torch.equal(lesson.attention(q, k, v, causal=True), many)
+
+
+def test_special_values(lesson, device, kernel):
+    """A NaN reaches its row or its head; what is large stays finite while the scores do."""
+    q, k, v = inputs(1, 2, 2, 140, 150, 128, F16, device)
+    q[0, 0, 3, 5] = math.nan
+    out = lesson.attention(q, k, v)
+    assert out[0, 0, 3].isnan().all() and out.isnan().sum() == 128
+    q[0, 0, 3, 5], v[0, 1, 7, 2] = 0, math.inf
+    out = lesson.attention(q, k, v)
+    assert (out[0, 1, :, 2] == math.inf).all() and out.isfinite().sum() == out.numel() - 140
+    k[0, 1, 149, 0] = math.nan
+    out = lesson.attention(q, k, v, causal=True)  # only the last query sees the last key
+    assert out[0, 1, -1].isnan().all() and not out[0, 1, :-1].isnan().any()
+    q, k, v = inputs(1, 1, 1, 40, 50, 128, F16, device)
+    assert_right(lesson, 60 * q, k, v)  # scores of some hundred: one key takes all
+    tiny = torch.full_like(v, 2.0**-24)  # subnormal
+    torch.testing.assert_close(lesson.attention(q, k, tiny), tiny[:, :, :40], rtol=0, atol=2.0**-24)
+    far = torch.full_like(q, 250.0)  # no exponential of such a score exists
+    for sign in (1, -1):
+        same = lesson.attention(far, torch.full_like(k, sign * 250.0), v)
+        want = v.mean(2, keepdim=True).expand_as(same)
+        torch.testing.assert_close(same, want, rtol=0, atol=0.002)
+
+
+def test_autograd_sees_the_write(lesson, device):
+    q, k, v = inputs(1, 1, 1, 5, 5, 16, F16, device)
+    w, out = torch.ones_like(q, requires_grad=True), torch.ones_like(q)
+    loss = (w * out).sum()
+    lesson.attention(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.no_grad():
+        assert not lesson.attention(w, k, v).requires_grad
+    with torch.inference_mode():
+        assert_right(lesson, q, k, v)
+
+
+def test_inputs_may_be_one_tensor(lesson, device, kernel):
+    x = normals((1, 2, 70, 128), "contiguous", F16, device, 0)
+    before = x.clone()
+    assert_right(lesson, x, x, x, True)
+    assert torch.equal(x, before)
+
+
+def test_copies_only_where_they_must_be(lesson, device):
+    for layout in LAYOUTS:
+        x = normals((2, 3, 5, 24), layout, F16, device, 0)
+        copied = lesson.suited(x).data_ptr() != x.data_ptr()
+        assert copied == (layout in ("sliced", "offset", "expanded"))
+        assert torch.equal(lesson.suited(x), x)
+
+
+def refusals(x):
+    """Arguments, options and what must be said, for a float16 tensor of (2, 4, 6, 16)."""
+    yield (x.tolist(), x, x), {}, TypeError, "q is a list, not a torch.Tensor"
+    yield (x, None, x), {}, TypeError, "k is a NoneType, not a torch.Tensor"
+    for dtype in (torch.float32, torch.float64, torch.int8, torch.complex64):
+        yield (x.to(dtype),) * 3, {}, TypeError, f"q has {dtype}; all need one dtype of"
+        yield (x, x, x.to(dtype)), {}, TypeError, f"v has {dtype}; all need one dtype of"
+    yield (x, x, x), {"out": x.float()}, TypeError, "out has torch.float32; all need"
+    yield (x, x.to("meta"), x), {}, ValueError, "k is on meta; all need one cuda device"
+    yield (x.to_sparse(), x, x), {}, ValueError, "q is sparse or a negated view"
+    yield (x, torch._neg_view(x), x), {}, ValueError, "k is sparse or a negated view"
+    for wrong in (x[0], x[None], x.repeat(1, 1, 1, 17)):
+        yield (wrong, x, x), {}, ValueError, f"q has {wrong.shape}, not (batch, heads, length, D)"
+    for k, v in ((x[..., :8], x), (x, x[:, :, :5]), (x[:1], x[:1]), (x[..., :8], x[..., :8])):
+        yield (x, k, v), {}, ValueError, f"q, k, v have {x.shape}, {k.shape}, {v.shape}"
+    for heads in (3, 0):
+        k = x[:, :heads]
+        yield (x, k, k), {}, ValueError, f"q has 4 heads, not a multiple of {heads}"
+    wide = x[:1, :1, :1].expand(2**16, 2**8, 2**7, 16)
+    yield (
+        (wide, x[:1, :1].expand(2**16, 1, 6, 16), x[:1, :1].expand(2**16, 1, 6, 16)),
+        {},
+        ValueError,
+        (f"q has {2**31} rows, not below 2**31"),
+    )
+    for scale in (0, -1, math.nan, math.inf, 1e31):
+        yield (x, x, x), {"scale": scale}, ValueError, f"scale is {scale}, not an ordinary number"
+    leaf = x.clone().requires_grad_()
+    yield (leaf, x, x), {}, ValueError, "q requires a gradient; pass q.detach()"
+    yield (x, x, x), {"out": x[:, :, :5]}, ValueError, f"out has {x[:, :, :5].shape}, q has"
+    yield (x, x, x), {"out": x[:1].expand_as(x)}, ValueError, "out may overlap itself"
+    yield (x, x, x), {"out": x}, ValueError, "out lies among the bytes of q; copy q"
+
+
+def test_refusals(lesson, device):
+    x = torch.randn(2, 4, 6, 16, device=device).to(F16)
+    for arguments, options, error, message in refusals(x):
+        call = functools.partial(lesson.attention, **options)
+        assert_refused(call, arguments, error, message, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_long_sequences_on_cuda(lesson, device, kernel, dtype):
+    """Many tiles for each program, and lengths that fill none."""
+    for (M, N, D), causal in itertools.product([(2048, 4096, 128), (3001, 2999, 64)], (0, 1)):
+        assert_right(lesson, *inputs(2, 8, 2, M, N, D, dtype, device), bool(causal))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_it_can_be_captured(lesson, device, kernel):
+    q, k, v = inputs(1, 2, 2, 200, 200, 128, F16, device)
+    out = lesson.attention(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        lesson.attention(q, k, v, out=out)
+    q.normal_()
+    graph.replay()
+    assert_close(lesson, out, q, k, v)
