@@ -456,13 +456,15 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # How fast is it?
 # ---------------
 #
-# Forward runs once, backward often. Bandwidth counts what the bound counts:
+# Forward runs once, backward often, on 1 GiB where memory allows: so that it
+# takes longer than autograd needs to start it. Bandwidth counts what the bound counts:
 # ``x``, ``dy`` and ``dx`` once. PyTorch has one kernel for ``dx``, and others
 # for ``dw`` and ``db``, that read ``x`` and ``dy`` again: five passes over
 # memory, not three.
 
 config.donated_buffer = False  # as a compiled backward runs often
-size = 2**28 if gpu and torch.cuda.mem_get_info()[0] > 5e9 else 2**26  # bytes
+free = torch.cuda.mem_get_info()[0] if gpu else 0
+size = 2**30 if free > 2e10 else 2**28 if free > 5e9 else 2**26  # bytes
 widths = [256, 512, 781, 1024, 2048, 4096, 5120, 8192, 12288, 16384]
 cases = [(N, op, half) for op in OURS for N in widths]
 cases += [(N, op, torch.float32) for op in OURS for N in widths[::2] + [16384]]

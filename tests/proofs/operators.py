@@ -31,6 +31,16 @@ def finite_size(tensor):
     return tensor.double().abs().nan_to_num(0, 0, 0)
 
 
+def aligned_size(tensor):
+    """Absolute values, as Tensor Cores align them to add them up: by exponent fields.
+
+    A subnormal number has the field of the smallest normal one, and loses as many digits.
+    """
+    size = finite_size(tensor)
+    least = torch.finfo(tensor.dtype).tiny if tensor.itemsize == 2 else 0
+    return torch.where(size > 0, size.clamp(min=least), 0)
+
+
 def unless_overflow(allowed, size, tensor):
     """Anything goes where a partial sum of this size may pass the largest number."""
     largest = torch.finfo(torch.float64 if tensor.dtype == torch.float64 else F32).max
@@ -455,7 +465,7 @@ LOSS = {"ieee": 0, "tf32x3": 2**-18, "tf32": 2**-9}  # of the sum of absolute pr
 
 def gemm_allowed(inputs, exact, options):
     a, b = inputs.values()
-    size = finite_size(a) @ finite_size(b)
+    size = aligned_size(a) @ aligned_size(b)
     loss = LOSS[options.get("input_precision", "ieee")] if a.itemsize > 1 else 2**-9
     return unless_overflow(size * (a.shape[1] * 2**-23 + loss) + a.shape[1] * 2**-149, size, a)
 
@@ -526,7 +536,7 @@ def linear(inputs, options):
 def linear_allowed(inputs, exact, options):
     """The error of the sum, little more by the slope of an activation, and that of an exponent."""
     x, K = inputs["x"], inputs["x"].shape[1]
-    size = finite_size(x) @ finite_size(inputs["weight"]).t()
+    size = aligned_size(x) @ aligned_size(inputs["weight"]).t()
     size = size + finite_size(inputs["bias"]) if "bias" in inputs else size
     least = 2**-20 if options["activation"] in ("silu", "gelu_tanh") else K * 2**-149
     allowed = size * (K + 8) * 2**-23 * 1.2 + finite_size(exact) * 2**-20 + least
