@@ -457,10 +457,10 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # ---------------
 #
 # Forward runs once, backward often, on 1 GiB where memory allows: so that it
-# takes longer than autograd needs to start it. Bandwidth counts what the bound counts:
-# ``x``, ``dy`` and ``dx`` once. PyTorch has one kernel for ``dx``, and others
-# for ``dw`` and ``db``, that read ``x`` and ``dy`` again: five passes over
-# memory, not three.
+# takes longer than autograd needs to start it. Bandwidth counts what the bound
+# counts: ``x``, ``dy`` and ``dx`` once. PyTorch has one kernel for ``dx``, and
+# others for ``dw`` and ``db``, that read ``x`` and ``dy`` again: five passes
+# over memory, not three.
 
 config.donated_buffer = False  # as a compiled backward runs often
 free = torch.cuda.mem_get_info()[0] if gpu else 0

@@ -38,7 +38,11 @@ MAX_LINES = {
 MAY_IMPORT = {"torch", "triton", "matplotlib"} | set(sys.stdlib_module_names)
 EXTRA_IMPORTS = {"debugging": {"triton_memcheck"}, "diagnosis": {"triton_memcheck"}}
 ON_CPU = [  # lesson, call with a tensor on the CPU, what it says
-    ("attention", "attention(*[x.half()[None, None]] * 3)", "q is on cpu; all need one cuda device"),
+    (
+        "attention",
+        "attention(*[x.half()[None, None]] * 3)",
+        "q is on cpu; all need one cuda device",
+    ),
     (
         "attention_backward",
         "attention(x.half(), x.half(), x.half())",

@@ -620,6 +620,27 @@ def norm_gradients(inputs, options):
     return exact[options["what"]], sizes[options["what"]]
 
 
+def queried(sizes, dtype, options):
+    (heads, shared), (M, N) = options["_heads"], sizes
+    q, k = (2, heads, M, options["_D"]), (2, shared, N, options["_D"])
+    return {name: (shape, dtype) for name, shape in dict(q=q, k=k, v=k, out=q).items()}
+
+
+def attention(inputs, options):
+    """The result in float64, and how far it is off if P and the output are rounded."""
+    q, k, v = (t.double() for t in inputs.values())
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+    s = q @ k.mT * q.shape[3] ** -0.5
+    if not s.numel():
+        return 0 * q, 0 * q
+    hidden = torch.ones_like(s).triu(1 + k.shape[2] - q.shape[2]) > 0
+    hidden &= options["causal"]
+    p = s.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(0)
+    eps = torch.finfo(inputs["q"].dtype).eps
+    off = (2 * eps + 2**-20 * (1 + s.abs().amax(-1, keepdim=True))) * p
+    return p @ v, off @ v.abs() + 1e-6
+
+
 def run_attention_backward(lesson):
     """The output, or one of the gradients."""
 
@@ -948,6 +969,28 @@ listed.append(
         examples=50,
         forms=50,
         run=run_norm_gradients,
+    )
+)
+listed.append(
+    Operator(
+        "attention",
+        "attention",
+        [F16, BF16],
+        queried,
+        lambda inputs, options: attention(inputs, options)[0],
+        lambda inputs, exact, options: attention(inputs, options)[1],
+        ranks=(2,),
+        most=2**14,
+        longest=200,
+        options={
+            "causal": [False, True],
+            "_heads": [(1, 1), (4, 2)],
+            "_D": [16, 40, 128],
+        },
+        outs=("new", "window"),
+        extremes=False,
+        examples=50,
+        forms=30,
     )
 )
 listed.append(
