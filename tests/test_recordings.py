@@ -75,9 +75,7 @@ REACHED = {
         ("attention_backward geomean(triton/sdpa:flash) metric=TFLOP/s", 1.0),
         ("attention_backward min(triton/sdpa:flash) metric=TFLOP/s", 1.0),
         ("autograd min(triton/torch) metric=GB/s N>=256", 1.0),
-        ("autograd min(triton/torch.compile) metric=GB/s N>=256", 1.0),
         ("autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096", 0.9),
-        ("autograd min(triton/ceiling) metric=GB/s N>=256", 0.4),
         ("gemm_epilogue geomean(triton/torch) metric=us M>=512", 1.1),
         ("gemm_epilogue geomean(triton/torch.compile) metric=us M>=512", 1.0),
     ]
@@ -87,6 +85,9 @@ REACHED = {
 MISSED = {
     "softmax min(triton/torch.compile) metric=GB/s N>=256": 0.996,
     "gemm_epilogue geomean(triton/torch) metric=us M>=512": 1.017,
+    "attention min(triton/sdpa:cudnn) metric=TFLOP/s dtype=float16": 0.823,
+    "autograd min(triton/torch) metric=GB/s N>=256": 0.729,  # layer_norm, 781 columns
+    "autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096": 0.897,
 }
 
 

@@ -23,25 +23,30 @@ class Proofs(SphinxDirective):
             # In a container: what a directive returns itself would enter the catalogs.
             return [nodes.container("", paragraph(_("No proofs are recorded for this GPU.")))]
         header = [_("Lesson"), _("Operators"), _("Cases"), _("of them refused"), _("Failures")]
+        header += [_("under the sanitizer"), *TOOLS]
         lines = [self.line(stem, proofs, sanitizer) for stem in find()]
         where = _("Recorded on {gpu}, {date}").format(**proofs)
         card = nodes.container(classes=["run-card", "run-recorded"])
         card += [paragraph(where, "run-title"), paragraph(versions(proofs))]
-        return [table(header + list(TOOLS), [line for line in lines if line]), card]
+        return [table(header, [line for line in lines if line]), card]
 
     def line(self, stem, *summaries):
         """What both summaries say about a lesson's operators."""
-        rows = [row for summary in summaries for row in summary["operators"]]
-        rows = [row for row in rows if row["operator"].partition(" ")[0] == stem]
-        if not rows:
+        proven, sanitized = (
+            [row for row in summary["operators"] if row["operator"].partition(" ")[0] == stem]
+            for summary in summaries
+        )
+        if not proven + sanitized:
             return []
         runs.depend(self.env, stem)
         link = nodes.paragraph("", "", link_to(find()[stem], self.env.docname))
-        operators = {row["operator"] for row in rows}
-        if any(row["code"] != find()[stem].code_hash() for row in rows):
-            return [link, str(len(operators)), _("stale"), *["—"] * (len(COUNTS) + len(TOOLS) - 1)]
-        counts = [sum(row[name] for row in rows if name in row) for name in COUNTS + TOOLS]
-        return [link, str(len(operators)), *(f"{count:,}" for count in counts)]
+        if any(row["code"] != find()[stem].code_hash() for row in proven + sanitized):
+            return [link, _("stale"), *["—"] * (len(COUNTS) + len(TOOLS) + 1)]
+        cells = []
+        for rows, names in ((proven, COUNTS), (sanitized, TOOLS)):
+            cells.append(len(rows))
+            cells += [sum(row[name] for row in rows) for name in names]
+        return [link, *(f"{cell:,}" for cell in cells)]
 
     def load(self, path):
         if path.exists():  # a missing dependency would be read in every build

@@ -517,17 +517,15 @@ plt.show()
 # Figure. Effective bandwidth of backward against the width of a row, in 16-bit
 # floats. The dashed line is the ceiling.
 #
-# At worst, backward is :measured:`autograd min(triton/torch) metric=GB/s
-# N>=256` as fast as that of PyTorch, and :measured:`autograd
-# min(triton/torch.compile) metric=GB/s N>=256` as that of its compiler. Of the
-# ceiling it reaches at least :measured:`autograd min(triton/ceiling)
-# metric=GB/s N>=1024 N<=4096` from 1024 to 4096 columns. A block is a power of
-# two, so 5120 columns leave places of 8192 idle: :measured:`autograd
-# min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`. Above 8192, two
-# programs share a row, and L2 must deliver half of it twice:
-# :measured:`autograd min(triton/ceiling) metric=GB/s N=16384`. At 781 columns
-# in 16 bits, rows begin anywhere, so each load is 2 bytes: :measured:`autograd
-# min(triton/ceiling) metric=GB/s N=781 dtype=bfloat16`.
+# At worst, with 781 columns in 16 bits, backward has :measured:`autograd
+# min(triton/torch) metric=GB/s N>=256` the speed of PyTorch's: rows begin
+# anywhere, so each load is 2 bytes. From 1024 to 4096 columns it reaches at
+# least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
+# the ceiling. A block is a power of two, so 5120 columns leave places of 8192
+# idle: :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
+# dtype=bfloat16`. Above 8192, two programs share a row, and L2 must deliver
+# half of it twice: :measured:`autograd min(triton/ceiling) metric=GB/s
+# N=16384`.
 #
 # .. admonition:: Takeaway
 #

@@ -640,10 +640,11 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 # %%
 # Without ``ROUND`` two tiles are still right, since ``row`` is a multiple of
 # their ``BLOCK_N``. The third is off by :measured:`attention triton
-# metric=error BLOCK_M=64 BLOCK_N=128 ROUND=0`, and fast: :measured:`attention
-# triton metric=us BLOCK_M=64 BLOCK_N=128 ROUND=0`, where 128 by 64 takes
-# :measured:`attention triton metric=us BLOCK_M=128 BLOCK_N=64 ROUND=1`. A tuner
-# sees times alone. So :lesson:`autotune` checks every configuration.
+# metric=error BLOCK_M=64 BLOCK_N=128 ROUND=0`. Its time does not tell:
+# :measured:`attention triton metric=us BLOCK_M=64 BLOCK_N=128 ROUND=0`, where
+# 128 by 64 takes :measured:`attention triton metric=us BLOCK_M=128 BLOCK_N=64
+# ROUND=1`. A tuner sees times alone. So :lesson:`autotune` checks every
+# configuration.
 #
 # .. admonition:: Takeaway
 #

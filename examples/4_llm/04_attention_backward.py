@@ -324,7 +324,8 @@ def attention(q, k, v, *, causal=False, scale=None):
     scale: a number below 1e30, D ** -0.5 if None.
     Sums are float32; weights, their gradients and results are rounded to the
     dtype. inf and NaN may spread to other rows, as 0 * inf is NaN. No second
-    derivatives. Raises TypeError for a wrong type or dtype, else ValueError.
+    derivatives. PyTorch's default dtype must be float32; a gradient must be no
+    negated view. Raises TypeError for a wrong type or dtype, else ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():
         if not isinstance(t, torch.Tensor):
