@@ -1,6 +1,5 @@
 """gemm_fast: its wrapper against float64, both kernels with every tile, and its models."""
 
-import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -223,18 +222,6 @@ def test_an_output_beside_its_inputs(lesson, device):
     line = room.as_strided((8, 1), (3, 0))
     assert torch.equal(lesson.matmul(a, b[:, :1], out=line), torch.full_like(line, 8))
     assert room.count_nonzero() == 13  # 0 to 7, then 9, 12, 15, 18, 21
-
-
-def test_the_interpreter_refuses_bfloat16(device):
-    fresh = lesson_code.load.__wrapped__("gemm_fast")
-    x = torch.ones(4, 4, dtype=BF16, device=device)
-    if device == "cuda" and torch.cuda.get_device_capability() >= (8, 0):
-        assert (fresh.matmul(x, x) == 4).all()
-    else:
-        with pytest.raises(TypeError, match="a has torch.bfloat16; all need one dtype"):
-            fresh.matmul(x, x)
-    if device == "cpu":
-        assert fresh.DTYPES == [F16]
 
 
 def test_vector_addition(lesson, device):

@@ -3,7 +3,6 @@
 import math
 from functools import partial
 
-import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -326,16 +325,6 @@ def test_refusals(lesson, device, op):
         if op == "max" and "torch.int32, not torch.int64" in message:
             continue  # there int32 is right
         assert_refused(function, arguments, error, message, x)
-
-
-def test_bfloat16_is_refused_where_it_would_be_wrong(device):
-    fresh = lesson_code.load.__wrapped__("reductions")
-    x = torch.ones(4, 4, dtype=torch.bfloat16, device=device)
-    if device == "cuda":
-        assert torch.equal(fresh.reduce("sum", x, 0), x.sum(0))
-    else:
-        with pytest.raises(TypeError, match="x has torch.bfloat16; supported: .*float64"):
-            fresh.reduce("sum", x, 0)
 
 
 def test_the_kernels_beside(lesson, device):
