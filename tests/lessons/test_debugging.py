@@ -1,12 +1,10 @@
 """debugging: each error shows its symptom, the checker finds those of addresses, repairs repair."""
 
-import os
 import re
-import subprocess
-import sys
 
 import lesson_code
 import pytest
+from alone import run_alone
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -48,25 +46,11 @@ def test_sums_are_right_or_lost(device):
     assert total == "16384 of 16384" if device == "cpu" else total.endswith(" of 16384")
 
 
-def run_alone(folder, **variables):
-    (folder / "debugging.py").write_bytes(SCRIPT.read_bytes())
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.run(
-        [sys.executable, "debugging.py"],
-        cwd=folder,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checked")
     (folder / CHECKER.name).write_bytes(CHECKER.read_bytes())
-    return run_alone(folder)
+    return run_alone("debugging", folder)
 
 
 def test_what_the_checker_reports(printed):
@@ -98,6 +82,8 @@ def test_no_path_or_address_is_printed(printed):
 
 
 def test_without_the_checker(tmp_path):
-    said = run_alone(tmp_path, PYTHONBREAKPOINT="0", TRITON_INTERPRET="")  # set by somebody else
+    said = run_alone(
+        "debugging", tmp_path, PYTHONBREAKPOINT="0", TRITON_INTERPRET=""
+    )  # set by somebody else
     assert re.search("^Left out.*triton_memcheck.py", said, re.M)
     assert "Memcheck" not in said and "pdb" in said

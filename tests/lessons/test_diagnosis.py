@@ -1,13 +1,12 @@
 """diagnosis: each fault shows its symptom, each tool sees it, and each repair removes it."""
 
 import math
-import os
 import re
-import subprocess
 import sys
 
 import lesson_code
 import pytest
+from alone import run_alone
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -225,23 +224,9 @@ def test_without_a_disassembler(lesson, cache, capsys, monkeypatch):
     assert capsys.readouterr().out == said
 
 
-def run_alone(folder, **variables):
-    (folder / "diagnosis.py").write_bytes(SCRIPT.read_bytes())
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    child = subprocess.run(
-        [sys.executable, "diagnosis.py"],
-        cwd=folder,
-        env=environment | {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"} | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
-
-
 def test_what_it_prints_with_the_checker(tmp_path, cache):
     (tmp_path / CHECKER.name).write_bytes(CHECKER.read_bytes())
-    said = run_alone(tmp_path, TRITON_CACHE_DIR=cache)
+    said = run_alone("diagnosis", tmp_path, TRITON_CACHE_DIR=cache)
     reports = re.split(r"^\d repairs:$", said, flags=re.M)[1:]
     lines = [re.findall(r"^case\.py:\d+: (\w+ of \w+) out of bounds", r, re.M) for r in reports]
     loads = ["load of a_ptr", "load of b_ptr"]

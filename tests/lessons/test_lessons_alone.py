@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import lesson_code
-import lessons
 import pytest
+from alone import run_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
@@ -69,36 +69,15 @@ ROLES = re.compile(r":[\w-]+:`")
 each_lesson = pytest.mark.parametrize("stem", LESSONS)
 
 
-def run_alone(stem: str, folder: Path, *flags: str) -> tuple[str, float]:
-    """Run a copy as a reader without a GPU does; return what it printed, and its CPU seconds.
-
-    Unlike the time on the clock, those are the same on a busy machine.
-    """
-    script = folder / f"{lessons.find()[stem].download}.py"
-    script.write_bytes(LESSONS[stem].read_bytes())
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    if "OPENBLAS_NUM_THREADS" in os.environ:
-        environment["OPENBLAS_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    child = subprocess.run(
-        [sys.executable, *flags, script.name],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return child.stdout, sum(after[:2]) - sum(before[:2])  # user and system
-
-
 @each_lesson
 def test_runs_in_the_interpreter(stem, tmp_path):
     pytest.importorskip("triton")
-    said, seconds = run_alone(stem, tmp_path)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = run_alone(stem, tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert re.search("^Left out", said, re.MULTILINE), "it must say what it leaves out"
-    assert seconds <= 20
+    # Unlike the time on the clock, CPU seconds are the same on a busy machine.
+    assert sum(after[:2]) - sum(before[:2]) <= 20
 
 
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["", "-O"])
@@ -128,8 +107,8 @@ def test_says_the_same_without_asserts(stem, tmp_path):
     pytest.importorskip("triton")
     (tmp_path / "plain").mkdir()
     (tmp_path / "optimised").mkdir()
-    plain, _ = run_alone(stem, tmp_path / "plain")
-    optimised, _ = run_alone(stem, tmp_path / "optimised", "-O")
+    plain = run_alone(stem, tmp_path / "plain")
+    optimised = run_alone(stem, tmp_path / "optimised", "-O")
     plain, optimised = (re.sub(r"\d(\.\d+)?e-\d+", "tiny", said) for said in (plain, optimised))
     assert plain == optimised
 
