@@ -90,6 +90,21 @@ HARMLESS = {
         "tl.zeros((WIDTH,), DTYPE)",
     ): "the first step multiplies it by 0",
     (
+        "cross_entropy_kernel",
+        "no cast",
+        "x = tl.load(x_ptr + cols * stride_xn, cols < N, LOWEST).to(dtype)",
+    ): IS_WIDE,
+    (
+        "cross_entropy_kernel",
+        "no cast",
+        'x = tl.load(x_ptr + target * stride_xn, known, float("nan")).to(dtype)',
+    ): IS_WIDE,
+    (
+        "cross_entropy_kernel",
+        "wrong start",
+        "tl.zeros((THREADS,), dtype)",
+    ): "the first step multiplies it by 0",
+    (
         "gemm_kernel",
         "one off",
         "pid_n = tl.program_id(0) % tl.cdiv(N, BLOCK_N)",
