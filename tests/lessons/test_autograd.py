@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 
 import pytest
 from hypothesis import example, given, settings
@@ -11,6 +12,9 @@ from refusals import assert_refused
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 import torch.nn.functional as F  # noqa: E402
+
+sys.path.append(str(lesson_code.EXAMPLES / "tools"))
+from triton_memcheck import memcheck  # noqa: E402
 
 DTYPES = [torch.float32, torch.float16, torch.float64, torch.bfloat16]
 WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
@@ -357,6 +361,14 @@ def test_ways_to_add(lesson, device, how, programs):
         programs = 1  # of several, one may undo what the other did
     for g, e in zip(call_backward(lesson, how, programs, dy, x, w, b), exact):
         torch.testing.assert_close(g, e.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["interpreter"], indirect=True)
+@pytest.mark.parametrize("how", WAYS)
+def test_ways_to_add_read_and_write_nothing_else(lesson, device, how):
+    x, dy = (normals((5, 600), torch.float32, device, s) for s in (1, 2))
+    with memcheck():
+        call_backward(lesson, how, 1, dy, x, *parameters(600, torch.float32, device))
 
 
 def test_parts_are_added_in_one_order(lesson, device):
