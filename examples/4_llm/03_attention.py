@@ -213,10 +213,10 @@ def attention_kernel(
 # ``SMS``-th, and its loads run ahead into the next tile.
 #
 # The compiler is particular. It cuts the tile of queries in half, so their
-# descriptor is made inside of the kernel; with two axes, as of four it cuts the
-# wrong one. It takes one loop over keys, not two: with a causal mask, every
-# tile is masked. Programs of four heads come in turns, or a program would get
-# tiles of much the same length.
+# descriptor is made inside of the kernel, and has two axes: of four, the
+# compiler cuts the wrong one, and a barrier waits for ever. It takes one loop
+# over keys, not two: with a causal mask, every tile is masked. Four heads take
+# turns: else a program might get long tiles of queries alone.
 
 
 @triton.jit
