@@ -621,7 +621,7 @@ except MemcheckError as error:
     for problem in error.problems:
         print("found", problem.place().splitlines()[0].split(": ", 1)[1], problem)
 """
-GPU_ONLY = {"empty_kernel", "thread_kernel", "twice_promised_kernel"}
+GPU_ONLY = {"empty_kernel", "thread_kernel", "twice_promised_kernel", "specialised_kernel"}
 # What a lesson does to show what happens then, or never in this process.
 ON_PURPOSE = {
     "debugging": ".*",  # see test_debugging.py
