@@ -202,7 +202,7 @@ def test_layouts_of_the_gradient(lesson, device, name):
     assert_grads(lesson, name, dy.flip(0), x.flip(0)[::2].repeat(2, 1, 1), w, b)
     leaf = x.clone().requires_grad_()
     expected = reference(name, -dy, x, w, b, 1e-5)[1]
-    torch._neg_view(getattr(lesson, name)(leaf, w, b, eps=1e-5)).backward(dy)
+    getattr(lesson, name)(leaf, w, b, eps=1e-5).backward(torch._neg_view(dy))
     torch.testing.assert_close(leaf.grad, expected.float(), rtol=1e-5, atol=1e-5)
     index = torch.zeros(2, 3, 1, dtype=torch.int64, device=device)
     grads = []
@@ -404,6 +404,35 @@ def test_any_tile_and_nothing_outside(lesson, device, tile, stages):
     for g, e in zip(got, exact):
         torch.testing.assert_close(g, e.float(), rtol=1e-4, atol=1e-5)
     assert room.isnan().sum().item() == 16 and sums.isnan().sum().item() == 32
+
+
+def test_a_sharer_writes_its_own_columns_only(lesson, device):
+    """So it does not matter which of them is last: here the second is missing."""
+    M, N, span = 5, 50, 25
+    x, dy = (normals((M, N), torch.float32, device, s) for s in (1, 2))
+    dx, dw, db = (torch.full((M, N), math.nan, device=device) for _ in range(3))
+    lesson.norm_backward_kernel[(M, 1)](
+        x, dy, None, x.mean(-1), torch.ones(M, device=device), dx, dw, db, None, M, N, span,
+        N, 1, N, 1, "parts", 1, 32, 2, 1,
+    )  # fmt: skip
+    for t in dx, dw, db:
+        assert t[:, :span].isfinite().all() and t[:, span:].isnan().all()
+
+
+def test_parts_beyond_32_bits(lesson, device):
+    """Each program's own place, in memory that is reserved but hardly touched."""
+    N, span = 2**30 + 16, 50
+    if device == "cuda" and torch.cuda.mem_get_info()[0] < 6e9:
+        pytest.skip("5 GiB of GPU memory are needed")
+    x, dy = (normals((3, span), torch.float32, device, s) for s in (1, 2))
+    parts = torch.empty(2 * N + 64, dtype=torch.float16, device=device).as_strided((3, 64), (N, 1))
+    parts.fill_(math.nan)
+    lesson.norm_backward_kernel[(3, 1)](
+        x, dy, None, None, torch.ones(3, device=device), None, parts, None, None, 3, N, span,
+        span, 1, span, 1, "parts", 1, 64, 1, 1,
+    )  # fmt: skip
+    torch.testing.assert_close(parts[:, :span].float(), x * dy, rtol=1e-3, atol=1e-3)
+    assert parts[:, span:].isnan().all()
 
 
 @each_norm
