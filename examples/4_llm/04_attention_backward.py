@@ -315,17 +315,17 @@ def attention(q, k, v, *, causal=False, scale=None):
     """Return ``softmax(scale * q @ k.mT) @ v``, with gradients for q, k, v.
 
     q: (batch, heads, length, D), float16, or bfloat16 from capability 8.0 on;
-        D a multiple of 8 from 16 to 128, batch and heads below 2**16, any
-        strides (some are copied). Interpreted: CPU, only float16.
-    k, v: alike, of one shape, of any length; of fewer heads than q, each one
-        serves equally many neighbours in q.
+        D a multiple of 8 from 16 to 128, batch and heads below 2**16, length
+        to 2**30, any strides (some are copied). Interpreted: CPU, float16.
+    k, v: alike, of one shape; any length will do; of fewer heads than q, each
+        one serves equally many neighbours in q.
     causal: hide later keys; the last query sees the last key. A query that
         sees no key has output 0 and gradient 0.
     scale: a number below 1e30, D ** -0.5 if None.
-    Sums are float32; weights, their gradients and results are rounded to the
-    dtype. inf and NaN may spread to other rows, as 0 * inf is NaN. No second
-    derivatives. PyTorch's default dtype must be float32; a gradient must be no
-    negated view. Raises TypeError for a wrong type or dtype, else ValueError.
+    Sums are float32; weights, gradients of scores and results are rounded to
+    the dtype, and must fit. inf and NaN may spread to other rows: 0 * inf is
+    NaN. No second derivatives. PyTorch's default dtype must be float32, and a
+    gradient no negated view. A wrong type is a TypeError, else ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():
         if not isinstance(t, torch.Tensor):

@@ -117,6 +117,8 @@ def test_rows_that_see_no_key(lesson, device):
     q, k, v, do = inputs(1, 2, 2, 200, 70, 64, F16, device)
     out, (dq, dk, dv) = assert_right(lesson, q, k, v, do, causal=True)
     assert not out[:, :, :130].any() and not dq[:, :, :130].any()
+    lse = lesson.attention(q.clone().requires_grad_(), k, v, causal=True).grad_fn.saved_tensors[4]
+    assert (lse[:, :, :130] == math.inf).all() and lse[:, :, 130:].isfinite().all()
     assert dq[:, :, 131:].any(-1).all()  # row 130 sees one key, whose weight stays 1
     _, (_, dk_seen, dv_seen) = assert_right(lesson, *(t[:, :, -70:] for t in (q, k, v, do)), True)
     torch.testing.assert_close(dk, dk_seen)
@@ -126,8 +128,11 @@ def test_rows_that_see_no_key(lesson, device):
 @pytest.mark.parametrize("BN", [32, 64, 128])
 @pytest.mark.parametrize("BM", [32, 64, 128])
 def test_each_tile(lesson, device, BM, BN):
-    """Of all three kernels, with a mask that crosses the tiles, and tails on both sides."""
-    q, k, v, do = inputs(1, 2, 1, 150, 200, 32, F16, device)
+    """Of all three kernels, with a mask that crosses the tiles, and tails on both sides.
+
+    With 126 keys more than queries, the mask hides one key of a tile, the last of its first row.
+    """
+    q, k, v, do = inputs(1, 2, 1, 150, 276, 32, F16, device)
     tiles = dict.fromkeys(("dq", "dkdv"), (BM, BN, 4, 1))
     for causal in (False, True):
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -221,6 +226,28 @@ def test_what_is_kept(lesson, device):
         odd = normals(q.shape, layout, F16, device, 0)
         assert lesson.dense(odd).data_ptr() != odd.data_ptr() or layout == "expanded"
         assert torch.equal(lesson.dense(odd), odd)
+
+
+def test_what_a_descriptor_can_hold(lesson, device):
+    """Of one thing that it cannot, a copy is made, and of the same numbers."""
+    room = torch.arange(2000, device=device).to(F16)
+    for strides, offset, fits in (
+        ((640, 320, 16, 1), 0, True),
+        ((8, 24, 16, 1), 8, True),  # rows overlap
+        ((640, 320, 16, 1), 4, False),  # 8 bytes: not aligned
+        ((640, 320, 20, 1), 0, False),
+        ((640, 324, 16, 1), 0, False),
+        ((644, 320, 16, 1), 0, False),
+        ((0, 320, 16, 1), 0, False),
+        ((640, 320, 16, 2), 0, False),
+    ):
+        t = room.as_strided((2, 2, 20, 16), strides, offset)
+        held = lesson.dense(t)
+        assert (held.data_ptr() == t.data_ptr()) == fits and torch.equal(held, t), strides
+        assert all(n % 8 == 0 and n for n in held.stride()[:3]) and held.stride(3) == 1
+    for stride, fits in (2**39 - 8, True), (2**39, False):
+        t = room.as_strided((1, 1, 20, 16), (stride, 320, 16, 1))
+        assert (lesson.dense(t).stride(0) == stride) == fits
 
 
 def test_gradients_as_autograd_brings_them(lesson, device):
