@@ -308,6 +308,8 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, center=True):
     x: a dtype of DTYPES; any strides with one distance between rows; at most
         16384 columns. weight, bias: None, or a contiguous row in x's dtype or
         float32. eps: finite, >= 0. Can be differentiated once in all three.
+        Backward of 16-bit rows with a float32 weight may need more shared
+        memory than there is above 4096 columns, on an H200 above 8192.
     Calculates in float32, for float64 in float64. Raises TypeError for a
     wrong type or dtype, ValueError for the rest.
     """
@@ -523,9 +525,9 @@ plt.show()
 # least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
 # the ceiling. A block is a power of two, so 5120 columns leave places of 8192
 # idle: :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
-# dtype=bfloat16`. Above 8192, two programs share a row, and L2 must deliver
-# half of it twice: :measured:`autograd min(triton/ceiling) metric=GB/s
-# N=16384`.
+# dtype=bfloat16`. Above 8192, two programs share a row, and each reads all of
+# it, one from the L2 cache: :measured:`autograd min(triton/ceiling)
+# metric=GB/s N=16384`.
 #
 # .. admonition:: Takeaway
 #

@@ -4,6 +4,7 @@ import itertools
 import math
 import sys
 
+import lesson_code
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st

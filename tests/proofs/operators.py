@@ -626,19 +626,23 @@ def queried(sizes, dtype, options):
     return {name: (shape, dtype) for name, shape in dict(q=q, k=k, v=k, out=q).items()}
 
 
+def weights(q, k, causal, scale):
+    """Scores and their softmax in float64; a row that sees no key has none."""
+    s = q @ k.mT * scale
+    hidden = torch.ones_like(s).triu(1 + k.shape[2] - q.shape[2]) > 0
+    return s, s.masked_fill(hidden & causal, -math.inf).softmax(-1).nan_to_num(0)
+
+
 def attention(inputs, options):
-    """The result in float64, and how far it is off if P and the output are rounded."""
+    """In float64, and how far it is off if weights are rounded."""
     q, k, v = (t.double() for t in inputs.values())
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
-    s = q @ k.mT * q.shape[3] ** -0.5
+    s, p = weights(q, k, options["causal"], options["scale"] or q.shape[3] ** -0.5)
     if not s.numel():
-        return 0 * q, 0 * q
-    hidden = torch.ones_like(s).triu(1 + k.shape[2] - q.shape[2]) > 0
-    hidden &= options["causal"]
-    p = s.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(0)
-    eps = torch.finfo(inputs["q"].dtype).eps
-    off = (2 * eps + 2**-20 * (1 + s.abs().amax(-1, keepdim=True))) * p
-    return p @ v, off @ v.abs() + 1e-6
+        return torch.zeros_like(q), torch.zeros_like(q)
+    off = torch.finfo(inputs["q"].dtype).eps / 2 + 2**-20 * (1 + s.abs().amax(-1, keepdim=True))
+    size = v.abs()
+    return p @ v, off * (p @ size) + 2**-25 * size.sum(2, keepdim=True)  # of subnormal weights
 
 
 def run_attention_backward(lesson):
@@ -666,13 +670,10 @@ def gradients(inputs, options):
     q, k, v, do = (inputs[name].double() for name in ("q", "k", "v", "do"))
     group, scale = q.shape[1] // k.shape[1], q.shape[3] ** -0.5
     keys, values = (t.repeat_interleave(group, 1) for t in (k, v))
-    s = q @ keys.mT * scale
+    s, p = weights(q, keys, options["causal"], scale)
     if not s.numel():
         zero = torch.zeros_like(k if options["what"] in ("dk", "dv") else q)
         return zero, zero
-    hidden = torch.ones_like(s).triu(1 + k.shape[2] - q.shape[2]) > 0
-    hidden &= options["causal"]
-    p = s.masked_fill(hidden, -math.inf).softmax(-1).nan_to_num(0)
     off = (2 * eps + 2**-20 * (1 + s.abs().amax(-1, keepdim=True))) * p  # of p
     dp, o = do @ values.mT, p @ values
     ds = p * (dp - (do * o).sum(-1, keepdim=True))
@@ -981,16 +982,17 @@ listed.append(
         lambda inputs, exact, options: attention(inputs, options)[1],
         ranks=(2,),
         most=2**14,
-        longest=200,
+        longest=300,
         options={
             "causal": [False, True],
+            "scale": [None, 0.3],
             "_heads": [(1, 1), (4, 2)],
-            "_D": [16, 40, 128],
+            "_D": [1, 16, 40, 64, 72, 128, 256],
         },
         outs=("new", "window"),
         extremes=False,
         examples=50,
-        forms=30,
+        forms=60,
     )
 )
 listed.append(
