@@ -6,6 +6,7 @@ import runs
 from cards import link_to, paragraph, table, versions
 from docutils import nodes
 from lessons import find
+from recorded import cell
 from sphinx.locale import _
 from sphinx.util.docutils import SphinxDirective
 
@@ -23,7 +24,7 @@ class Proofs(SphinxDirective):
             # In a container: what a directive returns itself would enter the catalogs.
             return [nodes.container("", paragraph(_("No proofs are recorded for this GPU.")))]
         header = [_("Lesson"), _("Operators"), _("Cases"), _("of them refused"), _("Failures")]
-        header += [_("under the sanitizer"), *TOOLS]
+        header += [_("under the sanitizer"), *map(cell, TOOLS)]
         lines = [self.line(stem, proofs, sanitizer) for stem in find()]
         where = _("Recorded on {gpu}, {date}").format(**proofs)
         card = nodes.container(classes=["run-card", "run-recorded"])

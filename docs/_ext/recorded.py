@@ -54,7 +54,7 @@ class RecordedTable(SphinxDirective):
         return [table(header, lines)]
 
 
-def cases(query: Query, results: list[dict]) -> tuple[list[str], list[list[str]]]:
+def cases(query: Query, results: list[dict]) -> tuple[list, list[list]]:
     """Header and lines: a column for each varying case key, then one per provider."""
     everyone = dict.fromkeys(row["provider"] for row in results)
     rows = [row for provider in everyone for row in query.rows(results, provider)]
@@ -66,8 +66,14 @@ def cases(query: Query, results: list[dict]) -> tuple[list[str], list[list[str]]
     for row in rows:
         line = values.setdefault(tuple(row.get(key) for key in keys), {})
         line[row["provider"]] = quantity(row["value"], row["metric"])
-    lines = [[*map(str, k), *(line.get(p, "") for p in providers)] for k, line in values.items()]
-    return [*keys, *providers], lines
+    lines = [[*map(cell, k), *(line.get(p, "") for p in providers)] for k, line in values.items()]
+    return [*map(cell, keys), *providers], lines
+
+
+def cell(value) -> nodes.paragraph:
+    """A number as it is; a name, which is the same in each language, as code."""
+    text = nodes.literal("", value) if isinstance(value, str) else nodes.Text(str(value))
+    return nodes.paragraph("", "", text)
 
 
 def setup(app):

@@ -319,7 +319,8 @@ plt.show()
 
 # %%
 # Figure. Eager (grey), compiled (purple) and our kernel (blue) on the roofline
-# of this run. A number from the table marks more than twice the bound.
+# of this run. A point with a number, its row in the table, takes more than
+# twice the bound.
 #
 # A product does ``M`` operations for a byte of its weight: at 4096 rows these
 # decide, at one row the bytes. (The limit of power slows the long product that

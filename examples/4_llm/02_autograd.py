@@ -6,7 +6,7 @@ A kernel has no gradient until you write one. Here LayerNorm and RMSNorm get
 theirs, joined to autograd. The gradient of the weight is a sum over all rows,
 and you add it up without a race.
 
-- Which data does one program own? Every so-many-th row, or half of each.
+- Which data does one program own? Every k-th row, or half of each of them.
 - How does it move? ``x`` and ``dy`` are read once and ``dx`` is written once.
 - What limits the speed? Memory bandwidth, if sums over rows stay on chip.
 """
@@ -448,12 +448,12 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # rows=many`, atomics :measured:`autograd triton:atomic metric=us rows=many`,
 # the lock :measured:`autograd triton:lock metric=us rows=many`. With one row
 # each, atomics take :measured:`autograd triton:atomic metric=us rows=one` and
-# parts :measured:`autograd triton metric=us rows=one`, as each of them is as
-# large as ``x``. The racing additions are wrong. Atomics and the lock add in
-# the order in which programs come, which gave :measured:`autograd triton:atomic
-# metric=results rows=many` and :measured:`autograd triton:lock metric=results
-# rows=many` results. Parts gave :measured:`autograd triton metric=results
-# rows=many`.
+# parts :measured:`autograd triton metric=us rows=one`, as ``dw`` and ``db``
+# then have as many parts as ``x`` has rows. The racing additions are wrong.
+# Atomics and the lock add in the order in which programs come, which gave
+# :measured:`autograd triton:atomic metric=results rows=many` and
+# :measured:`autograd triton:lock metric=results rows=many` results. Parts gave
+# :measured:`autograd triton metric=results rows=many`.
 #
 # How fast is it?
 # ---------------
@@ -523,8 +523,8 @@ plt.show()
 # min(triton/torch) metric=GB/s N>=256` the speed of PyTorch's: rows begin
 # anywhere, so each load is 2 bytes. From 1024 to 4096 columns it reaches at
 # least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
-# the ceiling. A block is a power of two, so 5120 columns leave places of 8192
-# idle: :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
+# the ceiling. A block is a power of two, so 5120 columns leave 3072 of 8192
+# places idle: :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
 # dtype=bfloat16`. Above 8192, two programs share a row, and each reads all of
 # it, one from the L2 cache: :measured:`autograd min(triton/ceiling)
 # metric=GB/s N=16384`.

@@ -265,7 +265,8 @@ def specialised_kernel(
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
 # multiples of 16 bytes; anything else is copied first. Which tile? That of the
-# smallest time in sweeps on an H200; other GPUs take the first that fits.
+# smallest time in sweeps on an H200; other GPUs take the first that fits. On
+# those without TMA these tiles spill registers.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
@@ -542,14 +543,14 @@ plt.show()
 # FlashAttention 2 predates Hopper's instructions: the wrapper has at least
 # :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its speed. Of
 # cuDNN's it has :measured:`attention geomean(triton/sdpa:cudnn)
-# metric=TFLOP/s`, in the worst case :measured:`attention
-# min(triton/sdpa:cudnn) metric=TFLOP/s`. What do warps of their own bring? With
-# heads of 128 and 16,384 keys, :measured:`attention triton/triton:plain
-# metric=TFLOP/s D=128 causal=0 N=16384 dtype=float16` of the plain kernel; with
-# a causal mask :measured:`attention triton/triton:plain metric=TFLOP/s D=128
-# causal=1 N=16384 dtype=float16`, as every tile is masked. With heads
-# of 64 the wrapper takes the plain kernel: tiles are small enough for three
-# programs on an SM, and one calculates while another waits.
+# metric=TFLOP/s`, in the worst case :measured:`attention min(triton/sdpa:cudnn)
+# metric=TFLOP/s`. What do warps bring that only load? With heads of 128 and
+# 16,384 keys, :measured:`attention triton/triton:plain metric=TFLOP/s D=128
+# causal=0 N=16384 dtype=float16` of the plain kernel; with a causal mask
+# :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384
+# dtype=float16`, as every tile is masked. With heads of 64 the wrapper takes
+# the plain kernel: tiles are small enough for three programs on an SM, and one
+# calculates while another waits.
 #
 # What lies in memory
 # -------------------
@@ -649,7 +650,7 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 # .. admonition:: Takeaway
 #
 #    A maximum and a sum that are corrected on the way make one pass of three
-#    kernels, and ``N`` numbers in memory of ``N`` squared.
+#    kernels, and need memory for ``N`` numbers, not ``N`` squared.
 #
 # Exercises
 # ---------

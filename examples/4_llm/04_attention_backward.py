@@ -197,9 +197,9 @@ def dq_kernel(
 
 
 # %%
-# ``dkdv_kernel`` turns the scores, ``k @ q.T``: a row for each key. Then ``p``
-# and ``ds`` are *left* operands as they stand, and ``wgmma`` takes those from
-# the registers in which they were computed. Keys behind the last are not
+# ``dkdv_kernel`` transposes the scores, ``k @ q.T``: a row for each key. Then
+# ``p`` and ``ds`` are *left* operands as they stand, and ``wgmma`` takes those
+# from the registers in which they were computed. Keys behind the last are not
 # stored, so only a causal mask matters. Heads of ``q`` that share keys follow
 # each other.
 
@@ -242,7 +242,8 @@ def dkdv_kernel(
 #
 # ``autograd.Function`` joins both directions; ``save_for_backward`` keeps what
 # was listed. A descriptor takes any strides that are multiples of 16 bytes, so
-# a turned ``(batch, length, heads, D)`` is as good. Others are copied first.
+# a transposed ``(batch, length, heads, D)`` is as good. Others are copied
+# first.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
@@ -483,21 +484,22 @@ plt.show()
 # ``L`` of a sequence: speed without and with a causal mask, and the MiB that
 # both passes need at most.
 #
-# In all twelve cases the geometric mean is :measured:`attention_backward
-# geomean(triton/sdpa:flash) metric=TFLOP/s` of FlashAttention-2, at least
-# :measured:`attention_backward min(triton/sdpa:flash) metric=TFLOP/s`, and
-# :measured:`attention_backward geomean(triton/sdpa:cudnn) metric=TFLOP/s` of
-# cuDNN. At 16384 it is :measured:`attention_backward triton metric=TFLOP/s
-# L=16384 D=128 causal=0`, with 7 products for 5 that count, under a ceiling of
+# The geometric mean over all twelve cases is :measured:`attention_backward
+# geomean(triton/sdpa:flash) metric=TFLOP/s` of FlashAttention-2's speed, the
+# least :measured:`attention_backward min(triton/sdpa:flash) metric=TFLOP/s`. Of
+# cuDNN's it is :measured:`attention_backward geomean(triton/sdpa:cudnn)
+# metric=TFLOP/s`. At 16384 without a mask these kernels reach
+# :measured:`attention_backward triton metric=TFLOP/s L=16384 D=128 causal=0`,
+# with 7 products for 5 that count, under a ceiling of
 # :measured:`attention_backward ceiling metric=TFLOP/s L=16384 D=128 causal=0`.
 # At 4096 ``torch`` keeps :measured:`attention_backward torch metric=kept L=4096
 # D=128 causal=0` MiB, with ``P``, and these kernels
-# :measured:`attention_backward triton metric=kept L=4096 D=128 causal=0`.
+# :measured:`attention_backward triton metric=kept L=4096 D=128 causal=0` MiB.
 #
 # In FlashAttention-2, programs that share a query add to its ``dq`` by atomics,
-# in the order in which they come. Two runs differ in
+# in the order in which they come. Two runs of it differ in
 # :measured:`attention_backward sdpa:flash metric=differ L=4096 D=128 causal=0`
-# numbers, of these kernels in
+# numbers, two runs of these kernels in
 # :measured:`attention_backward triton metric=differ L=4096 D=128 causal=0`.
 #
 # .. admonition:: Takeaway

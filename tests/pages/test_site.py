@@ -251,6 +251,7 @@ NAMES = set(
     """
     Learn Triton GPU NVIDIA CUDA PyTorch torch triton Python Linux Windows WSL macOS Colab
     Docker Sphinx Furo NumPy Matplotlib LLM GB MB TFLOP float PTX SASS SIMT SPMD compute sanitizer
+    GEMM softmax Liger Kernel Unsloth GemLite SGLang vLLM Flash Linear Attention
     provider ceiling
     """.split()  # the last line: words of recorded results
 )
