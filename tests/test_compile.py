@@ -646,8 +646,8 @@ def attention(special) -> Iterator[Variant]:
     lesson = lesson_code.load("attention")
     tiles = [(D, tile) for D, several in lesson.TILES.items() for tile in several]
     tiles = [(128, lesson.SPECIALISED)] if special else tiles
-    for (D, tile), causal, group, (kind, size) in itertools.product(
-        tiles, [1, 0], [1, 4], [("fp16", "i32:16"), ("bf16", "i32:16"), ("fp16", "i32")]
+    for (D, tile), causal, (kind, size, group) in itertools.product(
+        tiles, [1, 0], [("fp16", "i32:16", 1), ("bf16", "i32:16", 4), ("fp16", "i32", 4)]
     ):
         BM, BN, warps, stages = tile
         arguments = {

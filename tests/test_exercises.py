@@ -4,6 +4,7 @@ A solution, which no page shows, passes. So do not copies of it that are broken
 in one place each, in ways that beginners and experts know.
 """
 
+import ast
 import importlib.util
 import inspect
 import runpy
@@ -247,3 +248,14 @@ def test_solutions_compile_for_a_gpu():
 def test_no_page_shows_a_solution():
     pages = [p for p in (ROOT / "docs").rglob("*.md") if "lessons" not in p.parts]
     assert not [page for page in pages if "tests/exercises" in page.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("function", ["window", "judge", "rate"])
+def test_starters_repeat_it_word_for_word(function):
+    """Each must run alone, so each has its own copy: of one text."""
+    texts = set()
+    for path in STARTERS.glob("*.py"):
+        source = path.read_text("utf-8")
+        [node] = [n for n in ast.parse(source).body if getattr(n, "name", "") == function]
+        texts.add(ast.get_source_segment(source, node))
+    assert len(texts) == 1

@@ -45,9 +45,9 @@ class Proofs(SphinxDirective):
             return [link, _("stale"), *["—"] * (len(COUNTS) + len(TOOLS) + 1)]
         cells = []
         for rows, names in ((proven, COUNTS), (sanitized, TOOLS)):
-            cells.append(len(rows))
-            cells += [sum(row[name] for row in rows) for name in names]
-        return [link, *(f"{cell:,}" for cell in cells)]
+            sums = [len(rows), *(sum(row[name] for row in rows) for name in names)]
+            cells += [f"{count:,}" if rows else "—" for count in sums]
+        return [link, *cells]
 
     def load(self, path):
         if path.exists():  # a missing dependency would be read in every build

@@ -1,6 +1,7 @@
 """Every public operator of the course: drawn cases, against float64, interpreted and on CUDA."""
 
 import dataclasses
+import json
 import os
 import random
 import sys
@@ -9,8 +10,10 @@ import time
 import lesson_code
 import lessons
 import pytest
+import runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mini_site import conf
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -119,3 +122,37 @@ def test_again_leads_to_the_same_kernel(n, seed):
 def test_every_lesson_with_kernels_is_proven():
     written = {stem for stem in lesson_code.find() if lesson_code.kernels(stem)}
     assert {operator.lesson for operator in OPERATORS.values()} == written - UNPROVEN
+
+
+# No whole run on the GPU that pages show is recorded.
+NOT_PROVEN = {
+    "attention attention",
+    "attention_backward attention",
+    "autograd layer_norm",
+    "autotune gemm",
+    "gemm gemm",
+    "gemm gemm in large tiles",
+    "gemm_epilogue linear_act",
+    "gemm_epilogue linear_act in few programs",
+    "gemm_epilogue linear_act in large tiles",
+    "gemm_fast matmul",
+    "gemm_fast matmul in large tiles",
+    "llm_operators cross_entropy",
+    "norms layer_norm",
+}
+
+
+def test_what_the_page_shows_was_proven():
+    """On the GPU shown, of the code as it is: whole runs without a failure."""
+    home = runs.COMMITTED / conf("recorded_gpu")
+    proofs, sanitizer = (
+        json.loads((home / f"{name}.json").read_text("utf-8"))["operators"]
+        for name in ("proofs", "sanitizer")
+    )
+    assert {row["operator"] for row in proofs} == set(OPERATORS) - NOT_PROVEN
+    assert all(row["proven"] >= 10_000 and row["failures"] == 0 for row in proofs)
+    assert {row["operator"] for row in sanitizer} <= set(OPERATORS)
+    assert not any(row["memcheck"] or row["racecheck"] for row in sanitizer)
+    for row in [*proofs, *sanitizer]:
+        lesson = lessons.find()[OPERATORS[row["operator"]].lesson]
+        assert row["code"] == lesson.code_hash(), f"{row['operator']}: prove it again"
