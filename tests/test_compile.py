@@ -642,9 +642,9 @@ ATTENTION_BACKWARD = {
 
 
 def attention(special) -> Iterator[Variant]:
-    """The tiles of the plain kernel, or the one with specialised warps."""
+    """On GPUs with TMA and 227 KiB: the plain kernel, or the one with specialised warps."""
     lesson = lesson_code.load("attention")
-    tiles = [(D, tile) for D, several in lesson.TILES.items() for tile in several]
+    tiles = [(D, several[0]) for D, several in lesson.TILES.items()]
     tiles = [(128, lesson.SPECIALISED)] if special else tiles
     for (D, tile), causal, (kind, size, group) in itertools.product(
         tiles, [1, 0], [("fp16", "i32:16", 1), ("bf16", "i32:16", 4), ("fp16", "i32", 4)]
@@ -669,11 +669,9 @@ def attention(special) -> Iterator[Variant]:
         else:
             arguments["group"] = "i32"
         name = f"{kind} {D} {tile} {causal} {group} {size}"
-        room = lesson.need(tile, D) + 2048
-        only = "sm_90" if special else "sm_9" if room > 163 << 10 else ("sm_9", "sm_1")
-        yield Variant(
-            name, arguments, constants, {"num_warps": warps, "num_stages": stages}, only=only
-        )
+        options = {"num_warps": warps, "num_stages": stages}
+        only = "sm_90" if special else ("sm_9", "sm_1")
+        yield Variant(name, arguments, constants, options, only=only)
 
 
 KERNELS = {("vector_add", "vector_add_kernel"): vector_add}

@@ -319,8 +319,7 @@ plt.show()
 
 # %%
 # Figure. Eager (grey), compiled (purple) and our kernel (blue) on the roofline
-# of this run. A point with a number, its row in the table, takes more than
-# twice the bound.
+# of this run. Points with a number of the table take over twice the bound.
 #
 # A product does ``M`` operations for a byte of its weight: at 4096 rows these
 # decide, at one row the bytes. (The limit of power slows the long product that

@@ -214,8 +214,8 @@ def norm_backward_kernel(
 # used ``y``, with any strides: that of ``y.sum()`` is one number with stride 0.
 # ``needs_input_grad`` says what is wanted.
 #
-# Which tiles? 16 elements a thread were best. Where loads are whole 16 bytes
-# and shared memory has room, three stages pay. Two were often slower than one.
+# Which tiles? The fastest on an H200: 16 elements a thread, and three stages
+# where loads are whole 16 bytes and shared memory has room.
 
 DTYPES = [torch.float32, torch.float16, torch.float64]
 DTYPES += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
@@ -308,10 +308,9 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, center=True):
     x: a dtype of DTYPES; any strides with one distance between rows; at most
         16384 columns. weight, bias: None, or a contiguous row in x's dtype or
         float32. eps: finite, >= 0. Can be differentiated once in all three.
-        Backward of 16-bit rows with a float32 weight may need more shared
-        memory than there is above 4096 columns, on an H200 above 8192.
-    Calculates in float32, for float64 in float64. Raises TypeError for a
-    wrong type or dtype, ValueError for the rest.
+    Calculates in float32, for float64 in float64. Above 4096 columns (H200:
+    8192), backward of 16-bit x with float32 weight may lack shared memory.
+    Raises TypeError for a wrong type or dtype, ValueError for the rest.
     """
     check("x", x, DTYPES)
     for name, t in dict(weight=weight, bias=bias).items():
@@ -449,11 +448,11 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # the lock :measured:`autograd triton:lock metric=us rows=many`. With one row
 # each, atomics take :measured:`autograd triton:atomic metric=us rows=one` and
 # parts :measured:`autograd triton metric=us rows=one`, as ``dw`` and ``db``
-# then have as many parts as ``x`` has rows. The racing additions are wrong.
-# Atomics and the lock add in the order in which programs come, which gave
-# :measured:`autograd triton:atomic metric=results rows=many` and
-# :measured:`autograd triton:lock metric=results rows=many` results. Parts gave
-# :measured:`autograd triton metric=results rows=many`.
+# then have as many parts as ``x`` has rows. Racing additions are wrong. Atomics
+# and the lock add in the order in which programs come: to :measured:`autograd
+# triton:atomic metric=results rows=many` and :measured:`autograd triton:lock
+# metric=results rows=many` results, parts to :measured:`autograd triton
+# metric=results rows=many`.
 #
 # How fast is it?
 # ---------------
@@ -541,8 +540,7 @@ plt.show()
 #   ``gradgradcheck`` still notice?
 # - Save ``y`` instead of ``x``, so that ``x`` may be overwritten. When is
 #   ``x_hat`` lost?
-# - Let programs take the lock in the order of their numbers. Is the sum the
-#   same each time? What must be true of the grid?
+# - Let programs take the lock in the order of their numbers. Which grid hangs?
 #
 # Reading
 # -------

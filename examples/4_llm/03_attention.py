@@ -264,9 +264,8 @@ def specialised_kernel(
 # -----------
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
-# multiples of 16 bytes; anything else is copied first. Which tile? That of the
-# smallest time in sweeps on an H200; other GPUs take the first that fits. On
-# those without TMA these tiles spill registers.
+# multiples of 16 bytes; anything else is copied first. Which tile? The fastest
+# on an H200. Others take the first that fits, and spill registers without TMA.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong

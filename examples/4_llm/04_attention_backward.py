@@ -488,19 +488,18 @@ plt.show()
 # geomean(triton/sdpa:flash) metric=TFLOP/s` of FlashAttention-2's speed, the
 # least :measured:`attention_backward min(triton/sdpa:flash) metric=TFLOP/s`. Of
 # cuDNN's it is :measured:`attention_backward geomean(triton/sdpa:cudnn)
-# metric=TFLOP/s`. At 16384 without a mask these kernels reach
-# :measured:`attention_backward triton metric=TFLOP/s L=16384 D=128 causal=0`,
-# with 7 products for 5 that count, under a ceiling of
-# :measured:`attention_backward ceiling metric=TFLOP/s L=16384 D=128 causal=0`.
-# At 4096 ``torch`` keeps :measured:`attention_backward torch metric=kept L=4096
-# D=128 causal=0` MiB, with ``P``, and these kernels
+# metric=TFLOP/s`. At 16384 without a mask it is :measured:`attention_backward
+# triton metric=TFLOP/s L=16384 D=128 causal=0`, with 7 products for 5 that
+# count; the ceiling is :measured:`attention_backward ceiling metric=TFLOP/s
+# L=16384 D=128 causal=0`. At 4096 ``torch`` keeps :measured:`attention_backward
+# torch metric=kept L=4096 D=128 causal=0` MiB, with ``P``, and these kernels
 # :measured:`attention_backward triton metric=kept L=4096 D=128 causal=0` MiB.
 #
 # In FlashAttention-2, programs that share a query add to its ``dq`` by atomics,
-# in the order in which they come. Two runs of it differ in
+# in the order in which they come. Two runs differ in
 # :measured:`attention_backward sdpa:flash metric=differ L=4096 D=128 causal=0`
-# numbers, two runs of these kernels in
-# :measured:`attention_backward triton metric=differ L=4096 D=128 causal=0`.
+# numbers, two of these kernels in :measured:`attention_backward triton
+# metric=differ L=4096 D=128 causal=0`.
 #
 # .. admonition:: Takeaway
 #
@@ -510,8 +509,7 @@ plt.show()
 # Exercises
 # ---------
 #
-# - Let ``dkdv_kernel`` add to ``dq`` too, by ``tl.atomic_add`` in float32: five
-#   products. Is it faster, and does it give the same bits?
+# - Let ``dkdv_kernel`` add to ``dq`` by ``tl.atomic_add``. Faster? Same bits?
 # - Split the loop of ``dq_kernel``, one part without a mask. Which tiles go
 #   wrong, until the bound is a multiple of ``BLOCK_N``?
 #
