@@ -195,7 +195,7 @@ STATES = {  # cells: right, wrong, NaN, missing, around; NaN where masked rows a
 @pytest.mark.parametrize("title", STATES)
 def test_masks_in_the_wrong_place(lesson, device, title):
     """What the page's figure shows."""
-    torch.manual_seed(0)  # of other numbers, a wrong one may happen to be right
+    torch.manual_seed(1)  # of other numbers, a wrong one may happen to be right
     a, b = lesson.window(24, 40, F32), lesson.window(40, 56, F32)
     c = lesson.window(24, 56, F32, fill=7).fill_(7)
     kernel = lesson.changed(lesson.EDITS[title])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 os.environ["TRITON_INTERPRET"] = "1"
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "proofs")]
+sys.path[:0] = [str(TESTS), str(TESTS / "proofs"), str(TESTS.parent / "docs" / "_ext")]
 
 import hypothesis  # noqa: E402
 import interpreter_bf16  # noqa: E402
