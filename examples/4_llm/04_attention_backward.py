@@ -282,7 +282,7 @@ def dense(t):
     """The tensor, or a copy that a descriptor can hold."""
     *apart, near = t.stride()
     fits = all(0 < n < 2**39 and n % 8 == 0 for n in apart) and near == 1
-    fits = fits and t.data_ptr() % 16 == 0
+    fits = fits and t.data_ptr() % 16 == 0 and not t.is_neg()
     return t if fits else t.clone(memory_format=torch.contiguous_format)
 
 
@@ -291,7 +291,7 @@ class Attention(torch.autograd.Function):
     def forward(ctx, q, k, v, causal, scale, tiles):
         (q, k, v), (B, H, L, _) = map(dense, (q, k, v)), q.shape
         out = q.new_empty(q.shape)
-        lse = torch.empty(B, H, -(L // -PAD) * PAD, device=q.device)
+        lse = q.new_empty(B, H, -(L // -PAD) * PAD, dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.how, tensors = (tiles, causal, scale), dict(q=q, k=k, v=v, out=out)
         how = tiles["dq"], causal, scale
@@ -325,8 +325,7 @@ def attention(q, k, v, *, causal=False, scale=None):
     scale: a number below 1e30, D ** -0.5 if None.
     Sums are float32; weights, gradients of scores and results are rounded to
     the dtype, and must fit. inf and NaN may spread to other rows: 0 * inf is
-    NaN. No second derivatives. PyTorch's default dtype must be float32, and a
-    gradient no negated view. A wrong type is a TypeError, else ValueError.
+    NaN. No second derivatives. A wrong type is a TypeError, else ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():
         if not isinstance(t, torch.Tensor):

@@ -275,6 +275,20 @@ def test_gradients_as_autograd_brings_them(lesson, device):
         assert lesson.attention(q, k, v).shape == q.shape
 
 
+def test_a_negated_gradient_and_another_default_dtype(lesson, device):
+    q, k, v, do = inputs(1, 2, 2, 40, 50, 16, F16, device)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    usual = torch.autograd.grad(lesson.attention(*leaves), leaves, do)
+    negated = torch.autograd.grad(lesson.attention(*leaves), leaves, torch._neg_view(-do))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        rough = torch.autograd.grad(lesson.attention(*leaves), leaves, do)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for found in negated, rough:
+        assert all(torch.equal(a, b) for a, b in zip(found, usual))
+
+
 def test_a_change_in_between_is_noticed(lesson, device):
     q, k, v, do = inputs(1, 1, 1, 20, 20, 16, F16, device)
     leaf = q.clone().requires_grad_()
