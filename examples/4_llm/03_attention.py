@@ -217,6 +217,21 @@ def attention_kernel(
 # compiler cuts the wrong one, and a barrier waits for ever. It takes one loop
 # over keys, not two: with a causal mask, every tile is masked. Four heads take
 # turns: else a program might get long tiles of queries alone.
+#
+# So the mask must be cheap. ``tl.where`` is not: a thread compares 64 times
+# before its scores are there, and packs the answers into bits. As PTX, each
+# comparison waits for its score, and needs no bits.
+
+
+@triton.jit
+def hide(s, key, last, PTX: tl.constexpr):
+    """-inf for keys after the last that a row sees."""
+    if not PTX:
+        return tl.where(key <= last, s, LOWEST)
+    return tl.inline_asm_elementwise(
+        "{.reg .pred p; setp.le.s32 p,$2,$3; selp.f32 $0,$1,0fFF800000,p;}",
+        "=f,f,r,r", [s, key, last], tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -250,8 +265,7 @@ def specialised_kernel(
             k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
             s = tl.dot(q, k.T)
             if MASK:
-                live = (n + offs_n)[None, :] <= last[:, None]
-                s = tl.where(live, s, LOWEST)
+                s = hide(s, (n + offs_n)[None, :], last[:, None], MASK == 2)
             p, alpha, m, total = add_scores(s, m, total, scale)
             v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
@@ -265,33 +279,29 @@ def specialised_kernel(
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
 # multiples of 16 bytes; anything else is copied first. Which tile? The fastest
-# on an H200. Others take the first that fits, and spill registers without TMA.
+# on an H200. Without TMA descriptors become pointers, whose registers leave
+# room for a smaller tile.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
-TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages
-    64: ((64, 128, 4, 2), (64, 64, 4, 2)),
-    128: ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2)),
-    256: ((128, 32, 8, 2), (32, 32, 4, 1)),
+TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages; without TMA
+    64: ((64, 128, 4, 2), (64, 32, 4, 2)),
+    128: ((64, 64, 4, 3), (64, 32, 8, 2)),
+    256: ((128, 32, 8, 2), (64, 32, 8, 1)),
 }
 SPECIALISED = 128, 128, 4, 2  # for Hopper, with BLOCK_D = 128
 
 
 @functools.cache
 def traits(device):
-    """Is it a Hopper? How many SMs? Bytes of shared memory for a program."""
+    """Is it a Hopper? How many SMs? Has it TMA and 227 KiB for a program?"""
     if device.type == "cpu":  # interpreted
-        return False, 4, 2**18
+        return False, 4, True
     gpu = torch.cuda.get_device_properties(device)
-    hopper = gpu.major == 9 and not torch.version.hip
-    shared = getattr(gpu, "shared_memory_per_block_optin", 2**16)
-    return hopper, gpu.multi_processor_count, shared
-
-
-def need(tile, block):
-    """Bytes of shared memory: queries, and keys and values of each stage."""
-    BLOCK_M, BLOCK_N, _, stages = tile
-    return (BLOCK_M + 2 * stages * BLOCK_N) * block * F16.itemsize
+    major = 0 if torch.version.hip else gpu.major
+    shared = getattr(gpu, "shared_memory_per_block_optin", 0)
+    large = major >= 9 and shared >= 227 << 10
+    return major == 9, gpu.multi_processor_count, large
 
 
 def suited(t):
@@ -312,10 +322,10 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     """Start the kernel, arguments being checked; with a tile: the plain one."""
     (B, H, M, D), (_, heads, N, _) = q.shape, k.shape
     block = max(16, triton.next_power_of_2(D))
-    hopper, sms, shared = traits(q.device)
+    hopper, sms, large = traits(q.device)
     special = hopper and block == 128 and tile is None
-    fits = [t for t in TILES[max(64, block)] if need(t, block) + 2048 <= shared]
-    BM, BN, warps, stages = SPECIALISED if special else tile or fits[0]
+    tile = tile or TILES[max(64, block)][not large]
+    BM, BN, warps, stages = SPECIALISED if special else tile
     q = suited(q.flatten(0, 2) if special else q)
     boxes = (suited(k), BN), (suited(v), BN), (q, BM)
     descs = [
@@ -330,7 +340,8 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     if special:
         triton.set_allocator(scratch)  # for the descriptor of queries
         args = q, *descs, out, B * H, *tail, q.stride(0), *out.stride()
-        options |= dict(MASK=bool(causal) or N % BN > 0, SMS=sms)
+        mask = bool(causal) or N % BN > 0
+        options |= dict(MASK=mask * (2 - INTERPRET), SMS=sms)  # 2: in PTX
         specialised_kernel[(min(sms, programs),)](*args, scale, **options)
     else:
         args = descs[2], *descs[:2], out, seen, *tail, *out.stride(), scale
@@ -494,7 +505,7 @@ for D, causal, N, dtype in cases if CUDA8 else ():
     B, H = tokens // N, 2048 // D
     q, k, v, out = torch.randn(4, B, H, N, D, device=DEVICE).to(dtype)
     calls = {"triton": lambda: attention(q, k, v, causal=causal, out=out)}
-    tile = TILES[D][0]
+    tile = TILES[D][not traits(q.device)[2]]
     calls["triton:plain"] = lambda: launch(q, k, v, out, causal, tile=tile)
     if free > 10 * B * H * N * N:
         calls["torch"] = lambda: naive(q, k, v, causal)

@@ -24,7 +24,7 @@ WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
 def kernel(request, lesson, device, monkeypatch):
     """Which kernel the wrapper takes; on a CPU neither asks what GPU there is."""
     if device == "cpu":
-        monkeypatch.setattr(lesson, "traits", lambda _: (request.param != "plain", 4, 2**18))
+        monkeypatch.setattr(lesson, "traits", lambda _: (request.param != "plain", 4, True))
     elif request.param != "plain" and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("it needs a Hopper")
     elif request.param == "plain":
@@ -81,7 +81,7 @@ def test_both_kernels(lesson, device, kernel, M, N, causal):
 def test_the_wrapper_takes_both(lesson, device, monkeypatch):
     if device != "cpu":
         pytest.skip("it simulates a Hopper")
-    monkeypatch.setattr(lesson, "traits", lambda _: (True, 4, 2**18))
+    monkeypatch.setattr(lesson, "traits", lambda _: (True, 4, True))
     launched = []
     for name in ("attention_kernel", "specialised_kernel"):
         real = getattr(lesson, name)
@@ -99,7 +99,7 @@ def test_each_half_fetches_its_own_queries(lesson):
     arguments |= {"q_ptr": "*fp16:16", "out_ptr": "*fp16:16", "scale": "fp32"}
     sizes = "all_heads heads group M N D stride_q stride_ob stride_oh stride_om stride_od"
     arguments |= dict.fromkeys(sizes.split(), "i32")
-    constants = {"CAUSAL": 1, "MASK": 1, "SMS": 132, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128}
+    constants = {"CAUSAL": 1, "MASK": 2, "SMS": 132, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128}
     options = {"num_warps": warps, "num_stages": stages}
     job = Job("attention", "specialised_kernel", "sm_90", arguments, constants, options)
     text = compile_kernel(job).asm["ttgir"]
@@ -158,16 +158,12 @@ def test_rows_that_see_no_key(lesson, device, kernel):
     assert not lesson.attention(q, k[:, :, :0], v[:, :, :0], out=out).any()
 
 
-def named_tiles(lesson):
-    return [(block, tile) for block, tiles in lesson.TILES.items() for tile in tiles]
-
-
 def test_each_tile(lesson, device):
     """That the lesson may choose, and others; causal or not; with tails on both sides."""
+    large = lesson.traits(torch.device(device))[2]
+    named = [(D, tile) for D, tiles in lesson.TILES.items() for tile in tiles[not large :]]
     others = [(64, (BM, BN, 4, 1)) for BM, BN in itertools.product((32, 64, 128), repeat=2)]
-    for (D, tile), causal in itertools.product([*named_tiles(lesson), *others], (False, True)):
-        if device != "cpu" and lesson.need(tile, D) + 2048 > lesson.traits(torch.device("cuda"))[2]:
-            continue
+    for (D, tile), causal in itertools.product([*named, *others], (False, True)):
         q, k, v = inputs(1, 2, 1, 150, 200, D, F16, device)
         out = lesson.launch(q, k, v, torch.full_like(q, math.nan), causal, tile=tile)
         assert_close(lesson, out, q, k, v, causal)
@@ -202,16 +198,18 @@ def test_what_is_seen(lesson, device):
         assert seen[row, col].item() in want, (row, col)
 
 
-def test_shared_memory_decides_the_tile(lesson, monkeypatch, device):
+def test_the_gpu_decides_the_tile(lesson, monkeypatch, device):
     if device != "cpu":
         pytest.skip("it simulates GPUs")
-    q, k, v = inputs(1, 1, 1, 5, 5, 128, F16, device)
-    for shared, tile in ((227 << 10, 0), (99 << 10, 1), (64 << 10, 2)):
-        monkeypatch.setattr(lesson, "traits", lambda _: (False, 132, shared))  # noqa: B023
-        want = lesson.TILES[128][tile]
-        assert lesson.need(want, 128) + 2048 <= shared
-        assert all(lesson.need(t, 128) + 2048 > shared for t in lesson.TILES[128][:tile])
-        assert_right(lesson, q, k, v)
+    taken, real = [], lesson.TensorDescriptor
+    note = lambda *arguments: taken.append(arguments[3]) or real(*arguments)  # noqa: E731
+    monkeypatch.setattr(lesson, "TensorDescriptor", note)
+    for large, D in itertools.product((True, False), (16, 65, 129)):
+        monkeypatch.setattr(lesson, "traits", lambda _: (False, 132, large))  # noqa: B023
+        taken.clear()
+        assert_right(lesson, *inputs(1, 1, 1, 5, 5, D, F16, device))
+        BM, BN = lesson.TILES[64 if D == 16 else 128 if D == 65 else 256][not large][:2]
+        assert [box[2] for box in taken] == [BN, BN, BM]
 
 
 def test_shared_heads_are_repeated_heads(lesson, device, kernel):

@@ -71,14 +71,15 @@ def main(chosen: list[str]) -> int:
     names = [name for name, o in able.items() if not chosen or o.lesson in chosen]
     path = ROOT / "_build" / "sanitizer.json"
     known = json.loads(path.read_text("utf-8"))["operators"] if path.exists() else []
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        rows = list(pool.map(sanitize, names))
-    every = {row["operator"]: row for row in [*known, *rows]}
+    every = {row["operator"]: row for row in known}
     summary = {"date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name()}
-    summary["operators"] = [every[name] for name in sorted(every)]
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    return int(any(row[tool] for row in rows for tool in TOOLS))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for done in concurrent.futures.as_completed(pool.submit(sanitize, n) for n in names):
+            every[done.result()["operator"]] = done.result()
+            summary["operators"] = [every[name] for name in sorted(every)]
+            path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return int(any(every[name][tool] for name in names for tool in TOOLS))
 
 
 if __name__ == "__main__":
