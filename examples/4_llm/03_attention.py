@@ -66,8 +66,7 @@ def attention_ref(q, k, v, causal=False, scale=None):
 
 
 for N in (1024, 4096, 16384):
-    flop, moved = 4 * N * N * 128, 8 * N * 128
-    print(f"N {N:5}, D 128: {flop / moved:4.0f} FLOP a byte; ", end="")
+    print(f"N {N:5}: {4 * N * N / (8 * N):4.0f} FLOP a byte; ", end="")
     print(f"float16 scores of 32 heads: {64 * N * N / 1e9:5.2f} GB")
 
 # %%
@@ -207,20 +206,19 @@ def attention_kernel(
 # A warp that calculates scores waits for keys, asks for the next, waits for
 # everyone who still reads: meanwhile its Tensor Core idles. With
 # ``warp_specialize`` the compiler makes three groups of warps out of the loop:
-# one only loads, and two calculate, each half of the rows. They meet through
-# barriers in shared memory, so one half's exponentials run beside the other
-# half's products. The loop goes over tiles of queries: a program takes every
-# ``SMS``-th, and its loads run ahead into the next tile.
+# one only loads, and two calculate, each half of the rows. One half's
+# exponentials run beside the other half's products. The loop goes over tiles of
+# queries: a program takes every ``SMS``-th, and loads ahead into the next.
 #
-# The compiler is particular. It cuts the tile of queries in half, so their
-# descriptor is made inside of the kernel, and has two axes: of four, the
-# compiler cuts the wrong one, and a barrier waits for ever. It takes one loop
-# over keys, not two: with a causal mask, every tile is masked. Four heads take
-# turns: else a program might get long tiles of queries alone.
+# The compiler is particular. It halves the tile of queries, so their descriptor
+# is made in the kernel, and has two axes: of four, it halves the wrong one, and
+# a barrier waits for ever. It takes one loop over keys, not two: with a causal
+# mask, every tile is masked. Eight heads take turns: else a program might get
+# long tiles of queries alone.
 #
-# So the mask must be cheap. ``tl.where`` is not: a thread compares 64 times
-# before its scores are there, and packs the answers into bits. As PTX, each
-# comparison waits for its score, and needs no bits.
+# So a mask must be cheap. For ``tl.where``, a thread compares 64 times before
+# its scores are there, and packs the answers into bits. As PTX, each comparison
+# waits for its score, and needs no bits.
 
 
 @triton.jit
@@ -247,10 +245,10 @@ def specialised_kernel(
         q_ptr, [all_heads * M, D], [stride_q, 1], [BLOCK_M, BLOCK_D]
     )
     for at in tl.range(pid, tiles * all_heads, SMS, warp_specialize=True):
-        first = at // (4 * tiles) * 4  # four heads at once
-        width = tl.minimum(all_heads - first, 4)
-        head = first + at % (4 * tiles) % width
-        row = (tiles - 1 - at % (4 * tiles) // width) * BLOCK_M
+        first = at // (8 * tiles) * 8  # eight heads at once
+        width = tl.minimum(all_heads - first, 8)
+        head = first + at % (8 * tiles) % width
+        row = (tiles - 1 - at % (8 * tiles) // width) * BLOCK_M
         b, h = head // heads, head % heads
         q = q_desc.load([head * M + row, 0])
         offs_m, offs_n = row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
@@ -279,11 +277,11 @@ def specialised_kernel(
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
 # multiples of 16 bytes; anything else is copied first. Which tile? The fastest
-# on an H200. Without TMA descriptors become pointers, whose registers leave
-# room for a smaller tile.
+# on an H200; a smaller one without TMA, where pointers take registers.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
+WIDEST = 256 if CUDA8 or INTERPRET else 128
 TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages; without TMA
     64: ((64, 128, 4, 2), (64, 32, 4, 2)),
     128: ((64, 64, 4, 3), (64, 32, 8, 2)),
@@ -314,10 +312,6 @@ def suited(t):
     return t.new_empty(*most, D + -D % 8)[..., :D].copy_(t)
 
 
-def scratch(size, alignment, stream):
-    return torch.empty(size, dtype=torch.int8, device="cuda")
-
-
 def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     """Start the kernel, arguments being checked; with a tile: the plain one."""
     (B, H, M, D), (_, heads, N, _) = q.shape, k.shape
@@ -338,7 +332,8 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
     options |= dict(num_warps=warps, num_stages=stages)
     programs = -(M // -BM) * B * H  # rounded up
     if special:
-        triton.set_allocator(scratch)  # for the descriptor of queries
+        new = lambda n, *_: torch.empty(n, dtype=torch.int8, device="cuda")
+        triton.set_allocator(new)  # for the descriptor of queries
         args = q, *descs, out, B * H, *tail, q.stride(0), *out.stride()
         mask = bool(causal) or N % BN > 0
         options |= dict(MASK=mask * (2 - INTERPRET), SMS=sms)  # 2: in PTX
@@ -359,8 +354,10 @@ def check(name, t, q):
         raise ValueError(f"{name} is on {t.device}; all need one cuda device")
     if t.layout != torch.strided or t.is_nested or t.is_neg():
         raise ValueError(f"{name} is sparse or a negated view; pass a copy")
-    if t.dim() != 4 or t.shape[3] > 256 or max(t.shape) > 2**31 - 512:
-        raise ValueError(f"{name} has {t.shape}, not (batch, heads, length, D)")
+    if t.dim() != 4 or t.shape[3] > WIDEST:
+        raise ValueError(f"{name} has {t.shape}: not 4 sizes, D to {WIDEST}")
+    if max(t.shape[:3].numel(), *t.shape) > 2**31 - 512:
+        raise ValueError(f"{name} has {t.shape}: 2**31 rows or nearly")
     if t.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient; pass {name}.detach()")
 
@@ -374,26 +371,28 @@ def ends(t):
 def attention(q, k, v, *, causal=False, scale=None, out=None):
     """Return ``softmax(scale * q @ k.mT) @ v`` of each head, in q's dtype.
 
-    q: (batch, heads, length, D), D up to 256. k, v: the same, but of any other
-        length, and of as many heads or a divisor. float16, or bfloat16 from
-        compute capability 8.0 on, on one CUDA device; any strides. Interpreted:
-        CPU, only float16. Aligned, contiguous numbers of a head are fastest.
+    q: (batch, heads, length, D). k, v: the same, but of any other length, and
+        of as many heads or a divisor. On one CUDA device: from capability 8.0
+        on float16 or bfloat16, D to 256; below, float16, D to 128. Interpreted:
+        CPU, float16. Any strides; aligned, contiguous heads are fastest.
     causal: query i sees keys up to i + keys - queries; where none, it gets 0.
-    scale: a number above 0; None is ``D ** -0.5``.
+    scale: a number above 0, below 1e20; None is ``D ** -0.5``.
     out: like q, any strides that do not overlap, apart from q, k and v.
-    Raises TypeError for a wrong type or dtype, ValueError for the rest.
+    Sums are float32, and must fit, as must the result. inf and NaN may spread
+    to other rows. A wrong type is a TypeError, the rest a ValueError.
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         check(name, t, q)
-    (B, H, M, D), (_, heads, N, _) = q.shape, k.shape
+    (B, H, _, D), (_, heads, N, _) = q.shape, k.shape
     if not k.shape == v.shape == (B, heads, N, D):
         raise ValueError(f"q, k, v have {q.shape}, {k.shape}, {v.shape}")
     if H % heads if heads else H:
         raise ValueError(f"q has {H} heads, not a multiple of {heads}")
-    if B * H * M >= 2**31:
-        raise ValueError(f"q has {B * H * M} rows, not below 2**31")
-    if scale is not None and not 1e-30 < scale < 1e30:
-        raise ValueError(f"scale is {scale}, not an ordinary number above 0")
+    scale = max(D, 1) ** -0.5 if scale is None else scale
+    if type(causal) is not bool or type(scale) not in (int, float):
+        raise TypeError(f"causal={causal!r}, scale={scale!r}: a bool, a number")
+    if not 1e-30 < scale < 1e20:
+        raise ValueError(f"scale is {scale}, not between 1e-30 and 1e20")
     out = q.new_empty(q.shape) if out is None else out
     check("out", out, q)
     if out.shape != q.shape:
@@ -423,8 +422,9 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
 #
 # NaN lie around all tensors. A weight is rounded to 16 bits before it meets its
 # value, a result once more: together at most ``eps`` of the mean of absolute
-# values. All else is float32. Three heads share keys; lengths fill no tile, or
-# leave some queries without a key. ``pad = 7`` suits no descriptor.
+# values, for ordinary weights; below ``2**-25`` of the largest, float16 has 0.
+# Three heads share keys; lengths fill no tile, or leave some queries without a
+# key. ``pad = 7`` suits no descriptor.
 
 
 def random(B, H, length, D, dtype=F16, pad=8):
@@ -462,11 +462,10 @@ for (M, N, D), pad in itertools.product(cases, (8, 7)):
 # ---------------
 #
 # 32,768 tokens in all; 16 heads of 128 or 32 of 64. Peers are the three kernels
-# where their scores fit, and ``scaled_dot_product_attention`` with
-# FlashAttention 2 and with cuDNN. ``triton:plain`` is ``attention_kernel`` also
-# where the wrapper takes the other. All are timed in turns, call by call, so
-# that all have the same clock. The ceiling, in turn with them: cuBLAS at 8192
-# cubed. FLOP of hidden scores do not count.
+# where their scores fit, and PyTorch's FlashAttention 2 and cuDNN.
+# ``triton:plain`` is ``attention_kernel`` also where the wrapper takes the
+# other. All take turns, call by call, at one clock; so does the ceiling, cuBLAS
+# at 8192 cubed. FLOP of hidden scores do not count.
 
 
 def record(provider, metric, values, **case):
@@ -544,23 +543,24 @@ panels = plt.subplots(1, 4, **size)[1] if results else ()
 for axes, (D, causal) in zip(panels, itertools.product((128, 64), (0, 1))):
     draw(axes.semilogx, D=D, causal=causal, dtype="float16")
     axes.set(title=f"D {D}" + ", causal" * causal, ylim=0, xlabel="N")
-plt.legend(fontsize=7) if results else None
+for axes in panels[:1]:
+    names = axes.get_legend_handles_labels()
+    plt.figlegend(*names, loc="outside upper center", ncols=6, fontsize=7)
 plt.show()
 
 # %%
 # Figure. TFLOP/s in float16 against the number of queries and keys.
 #
 # FlashAttention 2 predates Hopper's instructions: the wrapper has at least
-# :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its speed. Of
-# cuDNN's it has :measured:`attention geomean(triton/sdpa:cudnn)
-# metric=TFLOP/s`, in the worst case :measured:`attention min(triton/sdpa:cudnn)
-# metric=TFLOP/s`. What do warps bring that only load? With heads of 128 and
-# 16,384 keys, :measured:`attention triton/triton:plain metric=TFLOP/s D=128
-# causal=0 N=16384 dtype=float16` of the plain kernel; with a causal mask
+# :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its speed; of
+# cuDNN's :measured:`attention geomean(triton/sdpa:cudnn) metric=TFLOP/s`, at
+# worst :measured:`attention min(triton/sdpa:cudnn) metric=TFLOP/s`. What do
+# warps bring that only load? With heads of 128 and 16,384 keys,
+# :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=0 N=16384
+# dtype=float16` of the plain kernel; with a causal mask in every tile
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384
-# dtype=float16`, as every tile is masked. With heads of 64 the wrapper takes
-# the plain kernel: tiles are small enough for three programs on an SM, and one
-# calculates while another waits.
+# dtype=float16`. With heads of 64 the wrapper takes the plain kernel: three
+# programs fit on an SM, and one calculates while another waits.
 #
 # What lies in memory
 # -------------------
@@ -594,7 +594,7 @@ plt.show()
 # Tiles that a causal mask visits
 # -------------------------------
 #
-# The kernel knows: it stores a number for each tile that it comes to.
+# The kernel stores a number for each tile that it comes to.
 
 M, N, side = 1000, 1500, 64
 q, out = torch.randn(2, 1, 1, M, 64, device=DEVICE).half()
@@ -627,10 +627,9 @@ plt.show()
 # --------------
 #
 # Where does the loop without a mask end? All rows see the keys before ``row + N
-# - M``: an obvious bound, and a right one, while it is a multiple of
-# ``BLOCK_N``. If not, the last step passes it, without a mask, over keys that
-# nobody may see; and the masked loop counts some of them again. ``ROUND``
-# rounds it down. Three tiles with it and without:
+# - M``: an obvious bound, and right while it is a multiple of ``BLOCK_N``. If
+# not, the last step passes it, over keys that nobody may see; and the masked
+# loop counts some of them again. ``ROUND`` rounds it down. With and without:
 
 sizes = (8, 32, 4096, 64) if free > 7e9 else (1, 1, 256, 64)
 q, k, v, out = torch.randn(4, *sizes, device=DEVICE).half()

@@ -322,10 +322,11 @@ def attention(q, k, v, *, causal=False, scale=None):
         one serves equally many neighbours in q.
     causal: hide later keys; the last query sees the last key. A query that
         sees no key has output 0 and gradient 0.
-    scale: a number below 1e30, D ** -0.5 if None.
-    Sums are float32; weights, gradients of scores and results are rounded to
-    the dtype, and must fit. inf and NaN may spread to other rows: 0 * inf is
-    NaN. No second derivatives. A wrong type is a TypeError, else ValueError.
+    scale: a number below 1e20, D ** -0.5 if None.
+    Sums are float32, scores below 2**14; weights, gradients of scores and
+    results are rounded to the dtype, and must fit: scale a tiny loss. inf and
+    NaN may spread to other rows: 0 * inf is NaN. No second derivatives. A wrong
+    type is a TypeError, else ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():
         if not isinstance(t, torch.Tensor):
@@ -346,8 +347,8 @@ def attention(q, k, v, *, causal=False, scale=None):
     scale = D**-0.5 if scale is None else scale
     if type(causal) is not bool or type(scale) not in (int, float):
         raise TypeError(f"causal={causal!r}, scale={scale!r}: a bool, a number")
-    if not abs(scale) < 1e30:
-        raise ValueError(f"scale is {scale!r}, not a number below 1e30")
+    if not abs(scale) < 1e20:
+        raise ValueError(f"scale is {scale!r}, not a number below 1e20")
     if q.numel() == 0 or k.numel() == 0:  # zeros, or nothing
         keys, values = (t[:, :1].expand(-1, H, -1, -1) for t in (k, v))
         return q @ keys.mT @ values
@@ -368,10 +369,13 @@ def attention(q, k, v, *, causal=False, scale=None):
 # may win. Here each tile asks whether it needs a mask, and each is checked.
 
 
-def errors(found, exact):
+def errors(found, exact, allowed):
     """The largest error of each, over its largest number."""
     both = [(a.double() - b, b.abs().max()) for a, b in zip(found, exact)]
-    return [(far.abs().max() / most.clamp(0.01)).item() for far, most in both]
+    rel = [(far.abs().max() / most.clamp(0.01)).item() for far, most in both]
+    if not all(error <= allowed for error in rel):  # NaN is not
+        raise RuntimeError(f"wrong: errors {rel}, allowed {allowed}")
+    return rel
 
 
 def verify(B, HQ, HK, LQ, LK, D, causal, dtype, tiles=None):
@@ -389,10 +393,9 @@ def verify(B, HQ, HK, LQ, LK, D, causal, dtype, tiles=None):
     out = Attention.apply(*leaves, *how)
     found = out.detach(), *torch.autograd.grad(out, leaves, do)
     torch.use_deterministic_algorithms(False)
-    worst = errors(found, attention_backward_ref(*tensors, causal))
+    exact = attention_backward_ref(*tensors, causal)
+    worst = errors(found, exact, 2 * torch.finfo(dtype).eps)
     print(B, HQ, HK, LQ, LK, D, causal, dtype, *(f"{e:.1e}" for e in worst))
-    if not max(worst) <= 2 * torch.finfo(dtype).eps:
-        raise RuntimeError("out, dq, dk or dv is wrong")
 
 
 cases = {(2, 4, 2, 67, 131, 64, True, F16): (64, 128)}
@@ -444,8 +447,7 @@ for L, D, causal in shapes if CUDA8 else ():
             continue
         peak = torch.cuda.max_memory_allocated() - before
         differ = sum((a != b).sum().item() for a, b in zip(grads, call()))
-        if exact and max(errors([t[-1:, -1:] for t in grads], exact)) > 0.02:
-            raise RuntimeError(f"{name} is wrong")
+        errors([t[-1:, -1:] for t in grads], exact, 0.02)  # zip: some have none
         counts = dict(kept=kept >> 20, peak=peak >> 20, differ=differ)
         calls[name], out, grads = (call, counts), None, None
     times, case = {name: [] for name in calls}, dict(L=L, D=D, causal=+causal)

@@ -281,7 +281,7 @@ def refusals(x):
     yield (x.to_sparse(), x, x), {}, ValueError, "q is sparse or a negated view"
     yield (x, torch._neg_view(x), x), {}, ValueError, "k is sparse or a negated view"
     for wrong in (x[0], x[None], x.repeat(1, 1, 1, 17)):
-        yield (wrong, x, x), {}, ValueError, f"q has {wrong.shape}, not (batch, heads, length, D)"
+        yield (wrong, x, x), {}, ValueError, f"q has {wrong.shape}: not 4 sizes, D to 256"
     for k, v in ((x[..., :8], x), (x, x[:, :, :5]), (x[:1], x[:1]), (x[..., :8], x[..., :8])):
         yield (x, k, v), {}, ValueError, f"q, k, v have {x.shape}, {k.shape}, {v.shape}"
     for heads in (3, 0):
@@ -292,10 +292,15 @@ def refusals(x):
         (wide, x[:1, :1].expand(2**16, 1, 6, 16), x[:1, :1].expand(2**16, 1, 6, 16)),
         {},
         ValueError,
-        (f"q has {2**31} rows, not below 2**31"),
+        f"q has {wide.shape}: 2**31 rows",
     )
-    for scale in (0, -1, math.nan, math.inf, 1e31):
-        yield (x, x, x), {"scale": scale}, ValueError, f"scale is {scale}, not an ordinary number"
+    for scale in (0, -1, math.nan, math.inf, 1e20):
+        yield (x, x, x), {"scale": scale}, ValueError, f"scale is {scale}, not between"
+    for scale in (True, "1", torch.tensor(0.5)):
+        message = f"causal=False, scale={scale!r}: a bool, a number"
+        yield (x, x, x), {"scale": scale}, TypeError, message
+    for causal in (1, None, torch.ones(2)):
+        yield (x, x, x), {"causal": causal}, TypeError, f"causal={causal!r}, scale=0.25: a bool"
     leaf = x.clone().requires_grad_()
     yield (leaf, x, x), {}, ValueError, "q requires a gradient; pass q.detach()"
     yield (x, x, x), {"out": x[:, :, :5]}, ValueError, f"out has {x[:, :, :5].shape}, q has"

@@ -289,6 +289,17 @@ def test_a_negated_gradient_and_another_default_dtype(lesson, device):
         assert all(torch.equal(a, b) for a, b in zip(found, usual))
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1.1])
+def test_the_check_of_the_lesson_can_fail(lesson, wrong):
+    exact = [torch.ones(3, dtype=torch.float64) for _ in range(4)]
+    assert lesson.errors([t.float() for t in exact], exact, 0.02) == [0] * 4
+    for i in range(4):
+        found = [t.float() for t in exact]
+        found[i][1] = wrong
+        with pytest.raises(RuntimeError, match="wrong: errors"):
+            lesson.errors(found, exact, 0.02)
+
+
 def test_a_change_in_between_is_noticed(lesson, device):
     q, k, v, do = inputs(1, 1, 1, 20, 20, 16, F16, device)
     leaf = q.clone().requires_grad_()
@@ -355,8 +366,8 @@ def test_refusals(lesson, device):
         (dict(causal=None), TypeError, "causal=None, "),
         (dict(scale=True), TypeError, "causal=False, scale=True"),
         (dict(scale="1"), TypeError, "causal=False, scale='1'"),
-        (dict(scale=math.nan), ValueError, "scale is nan, not a number below 1e30"),
-        (dict(scale=-math.inf), ValueError, "scale is -inf, not a number below 1e30"),
+        (dict(scale=math.nan), ValueError, "scale is nan, not a number below 1e20"),
+        (dict(scale=-math.inf), ValueError, "scale is -inf, not a number below 1e20"),
     ):
         call = functools.partial(lesson.attention, x, x, x, **options)
         assert_refused(call, (), error, message, x)
