@@ -9,6 +9,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import lesson_code
 import pytest
@@ -796,6 +797,31 @@ def test_gemm_fast_stages_take_the_shared_memory_that_its_page_counts():
             assert shape == f"m64n{tile[1]}k16" and "wgmma.mma_async" in report.asm["ptx"]
         barriers = 8 * (stages + 1) if name == "descriptor_kernel" else 0
         assert counted <= report.shared <= counted + barriers, (name, tile, option)
+
+
+@pytest.mark.parametrize(
+    "target, room", [("sm_90", 227 << 10), pytest.param("sm_86", 99 << 10, marks=pytest.mark.full)]
+)
+def test_autograd_stages_fit_with_a_weight_of_float32(target, room, monkeypatch):
+    """A GPU with that much shared memory gets a plan that fits, with 16-bit rows too."""
+    import torch
+
+    card = SimpleNamespace(shared_memory_per_block_optin=room, multi_processor_count=100)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    lesson, jobs = lesson_code.load("autograd"), []
+    monkeypatch.setattr(lesson, "INTERPRET", False)
+    [pointers] = [v.arguments for v in autograd_backward() if v.name == "bf16 (1, 8192, 2, 1) True"]
+    for N, kind in itertools.product((4096, 8192, 16384), ("fp32", "bf16")):
+        weight = torch.empty(1, dtype=torch.float32 if kind == "fp32" else torch.bfloat16)
+        _, tile, warps, _ = lesson.plan(weight.bfloat16(), N, weight)
+        constants = {"stride_xn": 1, "stride_yn": 1, "HOW": "parts", "lock_ptr": None}
+        constants |= dict(zip(("ROWS", "BLOCK", "SPLIT", "STAGES"), tile))
+        arguments = pointers | {"w_ptr": f"*{kind}:16"}
+        kernel = "autograd", "norm_backward_kernel", target
+        jobs.append(Job(*kernel, arguments, constants, {"num_warps": warps}))
+    assert {job.constants["STAGES"] for job in jobs} == {1, 3}
+    for job, report in zip(jobs, compile_kernels(jobs)):
+        assert report.shared <= room, job
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,10 @@ def norm_backward_kernel(
 DTYPES = [torch.float32, torch.float16, torch.float64]
 DTYPES += [] if INTERPRET else [torch.bfloat16]  # interpreted, it adds wrongly
 PLACES = ["cuda", "cpu"] if INTERPRET else ["cuda"]
+MOST = torch.finfo(torch.float64).max
 
 
-def plan(x, N):
+def plan(x, N, weight):
     """Columns to own; rows, columns, sharers, stages; warps; programs."""
     split = triton.cdiv(N, 4096 if x.dtype == torch.float64 else 8192)
     span = N if split == 1 else triton.cdiv(N, 16 * split) * 16
@@ -232,8 +233,8 @@ def plan(x, N):
         return span, (tile // block, block, split, 1), 4, 2
     card = torch.cuda.get_device_properties(x.device)
     room = getattr(card, "shared_memory_per_block_optin", 0)
-    fits = 6 * tile * split * x.itemsize < room  # x, dy, w, twice each
-    stages = 3 if fits and N * x.itemsize % 16 == 0 else 1
+    size = 4 * x.itemsize + 2 * getattr(weight, "itemsize", 0)  # twice each
+    stages = 3 if tile * split * size < room and N * x.itemsize % 16 == 0 else 1
     many = max(1, 16384 // (tile * (x.itemsize if stages > 1 else 2)))
     programs = many * card.multi_processor_count // split
     return span, (tile // block, block, split, stages), tile // 512, programs
@@ -269,7 +270,7 @@ class Norm(torch.autograd.Function):
         rows, dy = x.view(M, N), dy.to_dense().resolve_neg().reshape(M, N)
         dx = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
         wanted = ctx.needs_input_grad[1:3]
-        span, tile, warps, most = plan(x, max(N, 1))
+        span, tile, warps, most = plan(x, max(N, 1), weight)
         programs = ctx.programs or min(most, triton.cdiv(M, tile[0]))
         stack = ctx.how == "parts"
         shape = sum(wanted), programs if stack else 1, N
@@ -305,11 +306,10 @@ def check(name, t, dtypes, shape=None, device=None):
 def layer_norm(x, weight=None, bias=None, eps=1e-5, center=True):
     """Return LayerNorm of the rows of x; RMSNorm, if center is False.
 
-    x: a dtype of DTYPES; any strides with one distance between rows; at most
-        16384 columns. weight, bias: None, or a contiguous row in x's dtype or
-        float32. eps: finite, >= 0. Can be differentiated once in all three.
-    Calculates in float32, for float64 in float64. Above 4096 columns (H200:
-    8192), backward of 16-bit x with float32 weight may lack shared memory.
+    x: a dtype of DTYPES; any strides with one distance between rows; fewer
+        than 2**31 rows of at most 16384 columns. weight, bias: None, or a
+        contiguous row in x's dtype or float32. eps: finite, >= 0.
+    Differentiable once in all three. Float32 inside, for float64 float64.
     Raises TypeError for a wrong type or dtype, ValueError for the rest.
     """
     check("x", x, DTYPES)
@@ -318,12 +318,13 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, center=True):
             check(name, t, [x.dtype, torch.float32], x.shape[-1:], x.device)
             if not t.is_contiguous():
                 raise ValueError(f"{name} is not contiguous; pass a copy")
-    if not isinstance(eps, (int, float)) or not 0 <= eps < torch.inf:
+    if not isinstance(eps, (int, float)) or not 0 <= eps <= MOST:
         raise ValueError(f"eps is {eps!r}; needed: a finite number >= 0")
-    if x.shape[-1] > 2**14:
-        raise ValueError(f"x has {x.shape[-1]} columns; needed: at most 16384")
+    M, N = x.shape[:-1].numel(), x.shape[-1]
+    if M >= 2**31 or N > 2**14:
+        raise ValueError(f"x is {M} x {N}; most: 2**31 - 1 rows, 16384 columns")
     try:
-        x.view(x.shape[:-1].numel(), x.shape[-1])
+        x.view(M, N)
     except RuntimeError as error:
         raise ValueError("rows of x have no one distance") from error
     return Norm.apply(x, weight, bias, float(eps), center)
@@ -376,8 +377,7 @@ for call in (
 # it? PyTorch's ``once_differentiable`` does so only where ``dy`` has a history.
 # That of ``sum`` has none, and then a penalty on ``dx`` would silently have no
 # gradient. So ``backward`` looks whether a graph is built. A float32 weight
-# beside 16-bit rows is no problem here: sums are float32, and each gradient
-# gets the dtype of its input.
+# beside 16-bit rows is no problem here: sums are float32.
 #
 # Are the gradients right in every dtype? Allowed is one rounding to the dtype,
 # and for sums ``2**-20`` (in float64 ``2**-49``) times one plus the row's

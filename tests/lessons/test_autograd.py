@@ -160,9 +160,10 @@ def test_any_of_them_may_be_wanted_or_missing(lesson, device, name, needed, give
 
 @each_norm
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_float32_parameters(lesson, device, name, dtype):
-    x, dy = (normals((5, 77), dtype, device, s) for s in (1, 2))
-    w, b = parameters(77, torch.float32, device)
+@pytest.mark.parametrize("N", [77, 16_384])
+def test_float32_parameters(lesson, device, name, N, dtype):
+    x, dy = (normals((5, N), dtype, device, s) for s in (1, 2))
+    w, b = parameters(N, torch.float32, device)
     assert_grads(lesson, name, dy, x, w, b)
     assert_grads(lesson, name, dy, x, w, b.to(dtype))
     assert_grads(lesson, name, dy, x, w.to(dtype), b)
@@ -495,9 +496,10 @@ def refusals(x, w):
     yield (x, torch._neg_view(w)), ValueError, "weight is sparse or a negated view"
     yield (x, wide[::2]), ValueError, "weight is not contiguous"
     yield (x, w, w[:1].expand(59)), ValueError, "bias is not contiguous"
-    for eps in (-1e-9, math.inf, math.nan, "1", None, torch.tensor(1e-5)):
+    for eps in (-1e-9, math.inf, 10**400, math.nan, "1", None, torch.tensor(1e-5)):
         yield (x, w, w, eps), ValueError, f"eps is {eps!r}; needed: a finite number"
-    yield (torch.zeros(1, 16_385, device=x.device),), ValueError, "x has 16385 columns; needed"
+    yield (torch.zeros(1, 16_385, device=x.device),), ValueError, "x is 1 x 16385; most"
+    yield (flat[0].expand(2**31, 1),), ValueError, "x is 2147483648 x 1; most"
     yield (flat[:960].view(8, 12, 10)[:, :11],), ValueError, "rows of x have no one distance"
     yield (flat[:960].view(8, 12, 10).transpose(0, 1),), ValueError, "rows of x have no one"
 
