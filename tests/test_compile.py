@@ -824,6 +824,14 @@ def test_autograd_stages_fit_with_a_weight_of_float32(target, room, monkeypatch)
         assert report.shared <= room, job
 
 
+def test_autograd_programs_fit_at_a_time_with_unaligned_rows():
+    """Four of 128 threads an SM: where three fit, the last of them come after the rest."""
+    wanted = [v for v in autograd_backward() if re.match(r"(bf16|fp32) \(2, 1024, 1, 1\)", v.name)]
+    assert len(wanted) == 4
+    for report in check(("autograd", "norm_backward_kernel"), ["sm_90"], wanted):
+        assert report.registers <= 65536 // (4 * 128)
+
+
 @pytest.mark.parametrize(
     "target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in ("sm_80", "sm_100"))]
 )

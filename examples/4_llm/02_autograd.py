@@ -139,8 +139,8 @@ def norm_kernel(
 # In float32, ``x``, ``dy``, ``dw`` and ``db`` of 16384 columns fill the whole
 # 256 KiB of registers of an SM. So ``SPLIT`` programs share a wide row: each
 # reads all of it for the two means, its own columns last, and keeps only those.
-# The others' columns come from the L2 cache. What no one wants is ``None``, and
-# is not compiled.
+# Other rows' weight is loaded ``EARLY``, once: in the loop it may cost so many
+# registers that not all programs fit at a time. What no one wants is ``None``.
 
 
 @triton.jit
@@ -169,10 +169,13 @@ def norm_backward_kernel(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     CENTER: tl.constexpr = mean_ptr is not None
+    EARLY: tl.constexpr = SPLIT == 1 and (BLOCK > 256 or STAGES == 1)
     dtype: tl.constexpr = rstd_ptr.dtype.element_ty
     part, offs = tl.program_id(1), tl.arange(0, BLOCK)[None, :].to(tl.int64)
     dw = tl.zeros((ROWS, BLOCK), dtype)
     db = tl.zeros((ROWS, BLOCK), dtype)
+    if EARLY and w_ptr is not None:
+        w = tl.load(w_ptr + offs, offs < N, 0)
     begin = tl.program_id(0).to(tl.int64) * ROWS
     step = tl.num_programs(0) * ROWS
     for start in tl.range(begin, M, step, num_stages=STAGES):
@@ -189,7 +192,7 @@ def norm_backward_kernel(
             x_hat, dy = (x.to(dtype) - mean) * rstd, dy.to(dtype)
             g = dy
             if w_ptr is not None:
-                g *= tl.load(w_ptr + at, live, 0).to(dtype)
+                g *= (w if EARLY else tl.load(w_ptr + at, live, 0)).to(dtype)
             along += tl.sum(g * x_hat, 1, keep_dims=True)
             over += tl.sum(g, 1, keep_dims=True)
         dw += dy * x_hat
@@ -342,8 +345,7 @@ def rms_norm(x, weight=None, bias=None, eps=1e-6):
 # Autograd records PyTorch's operations. A launch is none: what a kernel wrote
 # has no ``grad_fn``. What ``Norm.apply`` returns has one. Is the formula right?
 # ``gradcheck`` moves each input by ``1e-6`` and compares the differences with
-# what backward returns. Only float64 has the digits for that. It also runs
-# backward twice and wants the same bits.
+# what backward returns. Only float64 has the digits for that.
 
 
 def outcome(call):
@@ -457,11 +459,10 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # How fast is it?
 # ---------------
 #
-# Forward runs once, backward often, on 1 GiB where memory allows: so that it
-# takes longer than autograd needs to start it. Bandwidth counts what the bound
-# counts: ``x``, ``dy`` and ``dx`` once. PyTorch has one kernel for ``dx``, and
-# others for ``dw`` and ``db``, that read ``x`` and ``dy`` again: five passes
-# over memory, not three.
+# Forward runs once, backward often, on 1 GiB where memory allows: that takes
+# longer than to start it. Bandwidth counts what the bound counts: ``x``, ``dy``
+# and ``dx`` once. PyTorch has one kernel for ``dx``, and others for ``dw`` and
+# ``db``, that read ``x`` and ``dy`` again: five passes over memory, not three.
 
 config.donated_buffer = False  # as a compiled backward runs often
 free = torch.cuda.mem_get_info()[0] if gpu else 0
@@ -518,15 +519,14 @@ plt.show()
 # Figure. Effective bandwidth of backward against the width of a row, in 16-bit
 # floats. The dashed line is the ceiling.
 #
-# At worst, with 781 columns in 16 bits, backward has :measured:`autograd
-# min(triton/torch) metric=GB/s N>=256` the speed of PyTorch's: rows begin
-# anywhere, so each load is 2 bytes. From 1024 to 4096 columns it reaches at
-# least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
-# the ceiling. A block is a power of two, so 5120 columns leave 3072 of 8192
-# places idle: :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
-# dtype=bfloat16`. Above 8192, two programs share a row, and each reads all of
-# it, one from the L2 cache: :measured:`autograd min(triton/ceiling)
-# metric=GB/s N=16384`.
+# Backward has at least :measured:`autograd min(triton/torch) metric=GB/s
+# N>=256` the speed of PyTorch's. From 1024 to 4096 columns it is at least
+# :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of the
+# ceiling. Rows of 781 begin anywhere, so each load is one element. A block is a
+# power of two, so 5120 columns leave 3072 of 8192 places idle:
+# :measured:`autograd min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`.
+# Above 8192, two programs read each row, one from the L2 cache:
+# :measured:`autograd min(triton/ceiling) metric=GB/s N=16384`.
 #
 # .. admonition:: Takeaway
 #
