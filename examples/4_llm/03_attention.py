@@ -66,8 +66,8 @@ def attention_ref(q, k, v, causal=False, scale=None):
 
 
 for N in (1024, 4096, 16384):
-    print(f"N {N:5}: {4 * N * N / (8 * N):4.0f} FLOP a byte; ", end="")
-    print(f"float16 scores of 32 heads: {64 * N * N / 1e9:5.2f} GB")
+    flop, gb = 4 * N * N / (8 * N), 2 * 32 * N * N / 1e9  # D is in both
+    print(f"{N:5} keys: {flop:4.0f} FLOP a byte; 32 heads: {gb:5.2f} GB of scores")
 
 # %%
 # Read and written once, the tensors allow hundreds of FLOP a byte: Tensor Cores
