@@ -73,15 +73,16 @@ def judge(case, out, want, allowed, fill=77):
 
 
 def check():
-    sizes = [(0, 5), (1, 1), (3, 16), (7, 1023), (5, 1024), (4, 70001)]
+    sizes = [(0, 5), (1, 1), (3, 16), (7, 1023), (5, 1024), (5, 70001)]
     for (M, V), dtype in [(size, dtype) for size in sizes for dtype in DTYPES]:
         logits = window(M, V, dtype=dtype).normal_(std=3)
         logits += torch.linspace(-300, 300, M, device=DEVICE)[:, None]
         logits -= torch.linspace(-18, 18, V, device=DEVICE).abs()
         targets = torch.randint(V, (M,), device=DEVICE)
         if V > 16:
-            logits[0, 1:-1] = -math.inf
-            targets[:3] = torch.tensor([V // 2, V - 1, -100])
+            logits[0, : V // 2] = logits[0, V // 2 + 1 :] = -math.inf
+            logits[1, :-1] = -math.inf
+            targets[:3] = torch.tensor([V // 2 - 1, V - 1, -100])
             logits[2, 3] = logits[3, V - 2] = math.nan
         loss = window(M, dtype=torch.float32, fill=77)
         cross_entropy(logits, targets, loss)

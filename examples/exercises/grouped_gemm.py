@@ -75,8 +75,8 @@ def judge(case, out, want, allowed, fill=77):
 
 
 def check():
-    sizes = [([0], 3, 5), ([1], 1, 1), ([5, 0, 70], 33, 20), ([64, 1], 65, 64)]
-    sizes += [([0, 0, 200, 3, 0], 130, 100)]
+    sizes = [([0], 3, 5), ([1], 1, 1), ([5, 0, 70], 33, 20), ([192, 1], 65, 64)]
+    sizes += [([0, 0, 200, 3, 0], 130, 100), ([2, 0, 1, 0] * 16, 5, 7)]
     for (rows, N, K), dtype in [(size, t) for size in sizes for t in DTYPES]:
         E, T = len(rows), sum(rows)
         ends = torch.tensor(rows).cumsum(0).int().to(DEVICE)

@@ -9,7 +9,8 @@ k, v    (P, S, H / G, D) like q: pages
 table   (B, L) int32: the pages of each sequence; behind its last one, anything
 length  (B,) int32: how many tokens are kept, 0 ... L * S
 out     (B, H, D) like q, to fill: 0 where the length is 0
-D and S are powers of two, D 16 ... 128; G 1 ... 16. Only D must have stride 1.
+D and S are powers of two, D 16 ... 128; G 1 ... 16. D, length
+and the rows of table have stride 1; all other strides are any.
 
 What counts: nothing behind a sequence is used, neither entries of table nor
 places of its last page (here NaN). Scores may be large. Float32 inside. A key
@@ -53,20 +54,22 @@ def reference(q, k, v, table, length, scale):
     return want, max(2 * torch.finfo(q.dtype).eps, 2**-14) * size
 
 
-def tensors(lengths, H, G, D, S, dtype, gap=5):
+def tensors(lengths, H, G, D, S, dtype, more=1):
     """Arguments of a call. What must not be used is NaN, or page -1."""
-    B, L = len(lengths), max(lengths) // S + 2
+    B, L = len(lengths), max(lengths) // S + 1
     length = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    q = window(B, H, D, dtype=dtype).normal_()
+    q = window(B, H + 1, D, dtype=dtype)[:, 1:].normal_()
     q[:, 1::2] *= 30
     q[-1, 0, 0] = math.nan
-    k, v = (window(B * L, S, H // G, D, dtype=dtype, gap=gap) for _ in "kv")
-    table = torch.randperm(B * L).int().view(B, L).to(DEVICE)
+    room = lambda i: window(B * L, S + i, H // G + i, D, dtype=dtype, gap=3 * i)
+    k, v = (room(i)[:, :S, : H // G] for i in (more, 2 * more))
+    table = window(B, L, dtype=torch.int32, fill=-1)
+    table[:] = torch.randperm(B * L).view(B, L)
     for b, n in enumerate(lengths):
         for page, left in zip(table[b].tolist(), range(n, 0, -S)):
             k[page, :left].normal_(), v[page, :left].normal_()
         table[b, -(-n // S) :] = -1
-    out = window(B, H, D, dtype=dtype, fill=77, gap=3)
+    out = window(B, H + 2, D, dtype=dtype, fill=77, gap=3)[:, 1:-1]
     return q, k, v, table, length, D**-0.5, out
 
 
@@ -103,7 +106,7 @@ def check():
     if not GPU:
         return print("Left out, no GPU: speed, bfloat16")
     n = [4000 + 130 * b for b in range(32)]
-    *inputs, out = tensors(n, 64, 8, 128, 16, torch.float16, gap=0)
+    *inputs, out = tensors(n, 64, 8, 128, 16, torch.float16, more=0)
     ours = rate(lambda: paged_attention(*inputs, out), 4096 * sum(n))
     judge("the large case", out, *reference(*inputs))
     a, b = torch.empty(2, 2**28, device=DEVICE)

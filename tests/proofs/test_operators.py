@@ -129,16 +129,7 @@ NOT_PROVEN = {
     "attention attention",
     "attention_backward attention",
     "autograd layer_norm",
-    "autotune gemm",
-    "gemm gemm",
-    "gemm gemm in large tiles",
-    "gemm_epilogue linear_act",
-    "gemm_epilogue linear_act in few programs",
-    "gemm_epilogue linear_act in large tiles",
-    "gemm_fast matmul",
-    "gemm_fast matmul in large tiles",
     "llm_operators cross_entropy",
-    "norms layer_norm",
 }
 
 
