@@ -46,7 +46,7 @@ if not gpu:
 # and the ``config.json`` of its weights. A product takes two FLOP for each pair
 # that it multiplies and adds, other operators a few for an element. *Prefill*
 # reads a text of ``M`` tokens, *decode* adds a token to each of ``M`` texts of
-# 4096. A byte of an int4 weight holds two numbers.
+# 4096 tokens. A byte of an int4 weight holds two numbers.
 
 HIDDEN, HEADS, KV_HEADS, DIM = 4096, 32, 8, 128
 MLP, VOCAB, LAYERS, CONTEXT = 14336, 128_256, 32, 4096
@@ -99,9 +99,9 @@ def operators(M, prefill, device):
 
 
 # %%
-# Each input and output counts once. The *bound* is the largest of three times:
-# the bytes over the copy rate, the FLOP over the rate of a large product, one
-# launch. This GPU measures them; without one, an H200's nominal rates stand in.
+# Each input and output counts once. The *bound* is the largest of three times,
+# which the table names: the bytes over the copy rate, the FLOP over the rate of
+# a large product, one launch. Without a GPU, an H200's nominal rates stand in.
 
 
 def bench(call):
@@ -133,15 +133,15 @@ print(f"product {matrix:.0f} TFLOP/s, launch {launch:.1f} us")
 # 16-bit logit. PyTorch reads them once or twice, writes the logarithms of all
 # probabilities, and picks one in each row. :lesson:`softmax` has the way to one
 # pass: keep the sum beside the largest value so far, and shrink it where a
-# larger one comes. Here no second pass must follow.
+# larger one comes. Here one number is wanted, so no second pass follows.
 #
 # The kernel
 # ----------
 #
-# A tile has three dimensions: steps, threads, and neighbours that one load
-# fetches. A thread keeps one ``m`` and one ``total`` for all that it sees, so
-# ``STEPS * VECTOR`` values cost one exponential more. Threads meet once, after
-# the loop. A target outside of the row is never an address; its loss is NaN.
+# A tile has three dimensions: loads of a thread, threads, and neighbours that
+# one load fetches. A thread keeps one ``m`` and one ``total`` for all that it
+# sees, so ``STEPS * VECTOR`` values cost one exponential more. Threads meet
+# once, after the loop. A target off the row is no address: NaN, or 0 for -100.
 
 
 @triton.jit
@@ -323,15 +323,15 @@ plt.show()
 #
 # A product does ``M`` operations for a byte of its weight: at 4096 rows these
 # decide, at one row the bytes. (The limit of power slows the long product that
-# the bound counts by; a short one may pass it.) Others do about one: memory
-# decides, or the launch. Where fusing pays is on the page of the operators.
+# the bound counts by; a short one may pass it.) All but attention do about one:
+# memory or launch decides. Where fusing pays is on the page of the operators.
 #
-# Eager, the loss takes :measured:`llm_operators ceiling/torch metric=us
-# op=cross_entropy M=4096` its bound, compiled :measured:`llm_operators
+# At 4096 rows, the loss takes :measured:`llm_operators ceiling/torch metric=us
+# op=cross_entropy M=4096` its bound eager, compiled :measured:`llm_operators
 # ceiling/torch.compile metric=us op=cross_entropy M=4096`, in one pass
 # :measured:`llm_operators ceiling/triton metric=us op=cross_entropy M=4096`. At
-# one row a single SM works: :measured:`llm_operators triton metric=us
-# op=cross_entropy M=1`, compiled :measured:`llm_operators torch.compile
+# one row ours uses a single SM: :measured:`llm_operators triton metric=us
+# op=cross_entropy M=1`, PyTorch compiled :measured:`llm_operators torch.compile
 # metric=us op=cross_entropy M=1`.
 #
 # .. admonition:: Takeaway
@@ -341,7 +341,7 @@ plt.show()
 # Exercises
 # ---------
 #
-# - Call ``loss(x.float(), target)``. Predict its time, then measure it.
+# - Make ``loss(x.float(), target)`` the last; predict its time, then measure.
 # - Split a row over several programs, and beat one SM at one row.
 #
 # Reading

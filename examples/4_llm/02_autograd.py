@@ -6,7 +6,7 @@ A kernel has no gradient until you write one. Here LayerNorm and RMSNorm get
 theirs, joined to autograd. The gradient of the weight is a sum over all rows,
 and you add it up without a race.
 
-- Which data does one program own? Every k-th row, or half of each of them.
+- Which data does one program own? Every k-th row, or half the columns of these.
 - How does it move? ``x`` and ``dy`` are read once and ``dx`` is written once.
 - What limits the speed? Memory bandwidth, if sums over rows stay on chip.
 """
@@ -35,10 +35,10 @@ print("" if gpu else "Left out, no GPU: speed, races, bfloat16, wide rows")
 # What it must cost
 # -----------------
 #
-# A norm makes :math:`\hat x = (x - \mu)\, r` of a row, :math:`r` being one over
-# the deviation, and :math:`y = \hat x\, w + b`. The loss sends back ``dy``, its
-# gradient for ``y``. What are those for ``x``, ``w`` and ``b``? With
-# :math:`g = dy \cdot w` and means over the row:
+# A norm makes :math:`\hat x = (x - \mu)\, r` of a row, :math:`\mu` being its
+# mean, :math:`r` one over the deviation, and :math:`y = \hat x\, w + b`. The
+# loss sends back ``dy``, its gradient for ``y``. What are those for ``x``,
+# ``w`` and ``b``? With :math:`g = dy \cdot w` and means over the row:
 #
 # .. math::
 #
@@ -79,7 +79,7 @@ print(f"2**27 elements of 2 bytes: t >= {3 * 2**28 / peak / 1e3:.0f} us")
 
 # %%
 # What is left of a gradient behind LayerNorm? The norm undoes any shift and any
-# scaling of a row. So ``dx`` has no part along either.
+# scaling of a row. So ``dx`` has no part along ones or ``x_hat``.
 
 x, dy = torch.tensor([[2.0, 4, 4, 4, 5, 5, 7, 9], [1.0, 0, 0, 2, 0, 0, 0, 3]])
 x_hat = (x - 5) / 2
@@ -95,15 +95,15 @@ plt.show()
 
 # %%
 # Figure. A row of 8 columns with weight 1 and deviation 2. Its ``dy`` loses its
-# mean and its part along ``x_hat``. Half of the rest is ``dx``.
+# mean and its part along ``x_hat``. The rest over the deviation is ``dx``.
 #
 # The kernels
 # -----------
 #
 # What must forward leave for backward? ``x`` is there already, ``x_hat`` would
 # be as large again. A mean and ``r`` for each row are 8 bytes, and make
-# ``x_hat`` anew in two FLOP. So this forward stores them too. It is that of
-# norms, for rows that fit one block.
+# ``x_hat`` anew in two FLOP. So this forward stores them too. The rest is as in
+# :lesson:`norms`, for rows that fit one block.
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def norm_kernel(
 # %%
 # Backward has no more programs than the GPU holds at a time. Each visits every
 # so-many-th tile of ``ROWS`` rows and keeps its own ``dw`` and ``db`` in
-# registers. Only at the end do programs meet, in ``add_to``. While one tile is
+# registers. Only at the end does ``add_to`` add these up. While one tile is
 # worked on, ``num_stages`` lets ``tl.range`` copy the next into shared memory.
 #
 # In float32, ``x``, ``dy``, ``dw`` and ``db`` of 16384 columns fill the whole
@@ -377,15 +377,16 @@ for call in (
 # %%
 # Backward is no operation either, so there is no second derivative. Why refuse
 # it? PyTorch's ``once_differentiable`` does so only where ``dy`` has a history.
-# That of ``sum`` has none, and then a penalty on ``dx`` would silently have no
-# gradient. So ``backward`` looks whether a graph is built. A float32 weight
-# beside 16-bit rows is no problem here: sums are float32.
+# That of ``sum`` has none, and then a loss with ``dx`` in it would silently
+# lose that part's gradient. So ``backward`` looks whether a graph is built. A
+# float32 weight beside 16-bit rows, which PyTorch refuses, is fine: sums are
+# float32.
 #
 # Are the gradients right in every dtype? Allowed is one rounding to the dtype,
-# and for sums ``2**-20`` (in float64 ``2**-49``) times one plus the row's
-# largest value. The table shows the largest error over the allowed one. With
-# deterministic algorithms, PyTorch fills new memory with NaN, so what no one
-# wrote is seen.
+# and for sums ``2**-20`` (in float64 ``2**-49``) times one plus the gradient's
+# largest value in the row. The table shows the largest error over the allowed
+# one. With deterministic algorithms, PyTorch fills new memory with NaN, so what
+# no one wrote is seen.
 
 OURS = dict(layer_norm=layer_norm, rms_norm=rms_norm)
 rows = 99 if gpu else 5
@@ -450,11 +451,11 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # the lock :measured:`autograd triton:lock metric=us rows=many`. With one row
 # each, atomics take :measured:`autograd triton:atomic metric=us rows=one` and
 # parts :measured:`autograd triton metric=us rows=one`, as ``dw`` and ``db``
-# then have as many parts as ``x`` has rows. Racing additions are wrong. Atomics
-# and the lock add in the order in which programs come: to :measured:`autograd
-# triton:atomic metric=results rows=many` and :measured:`autograd triton:lock
-# metric=results rows=many` results, parts to :measured:`autograd triton
-# metric=results rows=many`.
+# then have as many parts as ``x`` has rows. Racing sums are wrong. Atomics and
+# the lock add in the order in which programs come: 20 runs gave
+# :measured:`autograd triton:atomic metric=results rows=many` and
+# :measured:`autograd triton:lock metric=results rows=many` results, those of
+# parts :measured:`autograd triton metric=results rows=many`.
 #
 # How fast is it?
 # ---------------
@@ -517,7 +518,7 @@ plt.show()
 
 # %%
 # Figure. Effective bandwidth of backward against the width of a row, in 16-bit
-# floats. The dashed line is the ceiling.
+# floats. The dashed line is the ceiling, a copy.
 #
 # Backward has at least :measured:`autograd min(triton/torch) metric=GB/s
 # N>=256` the speed of PyTorch's. From 1024 to 4096 columns it is at least
@@ -525,8 +526,8 @@ plt.show()
 # ceiling. Rows of 781 begin anywhere, so each load is one element. A block is a
 # power of two, so 5120 columns leave 3072 of 8192 places idle:
 # :measured:`autograd min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`.
-# Above 8192, two programs read each row, one from the L2 cache:
-# :measured:`autograd min(triton/ceiling) metric=GB/s N=16384`.
+# Above 8192, two programs read each row, one from L2: :measured:`autograd
+# min(triton/ceiling) metric=GB/s N>=12288`.
 #
 # .. admonition:: Takeaway
 #
@@ -536,8 +537,8 @@ plt.show()
 # Exercises
 # ---------
 #
-# - Put ``once_differentiable`` in place of the refusal. For which loss does
-#   ``gradgradcheck`` still notice?
+# - Put ``once_differentiable`` in place of the check in ``backward``. For which
+#   loss does ``gradgradcheck`` still notice?
 # - Save ``y`` instead of ``x``, so that ``x`` may be overwritten. When is
 #   ``x_hat`` lost?
 # - Let programs take the lock in the order of their numbers. Which grid hangs?

@@ -41,8 +41,9 @@ if not CUDA8:
 # -----------------
 #
 # Each of ``M`` queries takes a mean of ``N`` values, weighted with the softmax
-# of its scores :math:`q \cdot k`. With ``D`` numbers in a head, ``H`` heads and
-# a batch of ``B``, both products take ``4 * B * H * M * N * D`` FLOP:
+# of its scaled scores :math:`q \cdot k`. With ``D`` numbers in a head, ``H``
+# heads and a batch of ``B``, both products below take ``4 * B * H * M * N * D``
+# FLOP:
 #
 # .. math:: o_i = \sum_j \frac{e^{s_{ij}}}{\sum_n e^{s_{in}}} v_j, \qquad
 #           s_{ij} = \frac{q_i \cdot k_j}{\sqrt D}
@@ -67,12 +68,12 @@ def attention_ref(q, k, v, causal=False, scale=None):
 
 for N in (1024, 4096, 16384):
     flop, gb = 4 * N * N / (8 * N), 2 * 32 * N * N / 1e9  # D is in both
-    print(f"{N:5} keys: {flop:4.0f} FLOP a byte; 32 heads: {gb:5.2f} GB of scores")
+    print(f"{N:5} keys: {flop:4.0f} FLOP a byte; 32 heads' scores: {gb:.2f} GB")
 
 # %%
-# Read and written once, the tensors allow hundreds of FLOP a byte: Tensor Cores
-# should decide. But the scores have ``N / (4 * D)`` times as many bytes as all
-# tensors. What do they become? Six keys, the last four queries:
+# Read and written once, the tensors allow thousands of FLOP a byte: Tensor
+# Cores should decide. But the scores have ``N / (4 * D)`` times as many bytes
+# as all tensors. Which weights do they become? Six keys, the last four queries:
 
 torch.manual_seed(0)
 q, k = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64)
@@ -142,8 +143,9 @@ def add_scores(s, m, total, scale):
 # Tiles come through tensor descriptors, as in :lesson:`gemm_fast`: past the
 # ends there are zeros, so ``D = 80`` takes a block of 128. Which keys need a
 # mask? All rows of a tile see those before ``full``; none sees any from ``end``
-# on. Only tiles between ask for each score. The last tiles of queries see most
-# keys, so they begin. ``ROUND`` and ``seen_ptr`` are for experiments below.
+# on. Only keys between are compared with each row. The last tiles of queries
+# see most keys, so they begin. ``ROUND`` and ``seen_ptr`` are for experiments
+# below.
 
 
 @triton.jit
@@ -203,18 +205,19 @@ def attention_kernel(
 # Warps that load, warps that calculate
 # -------------------------------------
 #
-# A warp that calculates scores waits for keys, asks for the next, waits for
-# everyone who still reads: meanwhile its Tensor Core idles. With
+# Above, a warp that calculates scores waits for keys, asks for the next, waits
+# for everyone who still reads: meanwhile its Tensor Core idles. With
 # ``warp_specialize`` the compiler makes three groups of warps out of the loop:
 # one only loads, and two calculate, each half of the rows. One half's
 # exponentials run beside the other half's products. The loop goes over tiles of
-# queries: a program takes every ``SMS``-th, and loads ahead into the next.
+# queries: one program an SM takes every ``SMS``-th, and loads ahead into the
+# next.
 #
 # The compiler is particular. It halves the tile of queries, so their descriptor
 # is made in the kernel, and has two axes: of four, it halves the wrong one, and
 # a barrier waits for ever. It takes one loop over keys, not two: with a causal
-# mask, every tile is masked. Eight heads take turns: else a program might get
-# long tiles of queries alone.
+# mask, every tile is masked. Eight heads take turns: else one program might get
+# only tiles that see many keys.
 #
 # So a mask must be cheap. For ``tl.where``, a thread compares 64 times before
 # its scores are there, and packs the answers into bits. As PTX, each comparison
@@ -424,7 +427,7 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
 # value, a result once more: together at most ``eps`` of the mean of absolute
 # values, for ordinary weights; below ``2**-25`` of the largest, float16 has 0.
 # Three heads share keys; lengths fill no tile, or leave some queries without a
-# key. ``pad = 7`` suits no descriptor.
+# key. ``pad = 7`` is not aligned for a descriptor.
 
 
 def random(B, H, length, D, dtype=F16, pad=8):
@@ -462,7 +465,7 @@ for (M, N, D), pad in itertools.product(cases, (8, 7)):
 # ---------------
 #
 # 32,768 tokens in all; 16 heads of 128 or 32 of 64. Peers are the three kernels
-# where their scores fit, and PyTorch's FlashAttention 2 and cuDNN.
+# where their scores fit, and PyTorch's FlashAttention-2 and cuDNN.
 # ``triton:plain`` is ``attention_kernel`` also where the wrapper takes the
 # other. All take turns, call by call, at one clock; so does the ceiling, cuBLAS
 # at 8192 cubed. FLOP of hidden scores do not count.
@@ -551,7 +554,7 @@ plt.show()
 # %%
 # Figure. TFLOP/s in float16 against the number of queries and keys.
 #
-# FlashAttention 2 predates Hopper's instructions: the wrapper has at least
+# FlashAttention-2 uses none of Hopper's instructions: the wrapper has at least
 # :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its speed; of
 # cuDNN's :measured:`attention geomean(triton/sdpa:cudnn) metric=TFLOP/s`, at
 # worst :measured:`attention min(triton/sdpa:cudnn) metric=TFLOP/s`. What do
@@ -594,7 +597,7 @@ plt.show()
 # Tiles that a causal mask visits
 # -------------------------------
 #
-# The kernel stores a number for each tile that it comes to.
+# The kernel stores 1 for each tile that it comes to, 2 if masked.
 
 M, N, side = 1000, 1500, 64
 q, out = torch.randn(2, 1, 1, M, 64, device=DEVICE).half()
@@ -628,8 +631,9 @@ plt.show()
 #
 # Where does the loop without a mask end? All rows see the keys before ``row + N
 # - M``: an obvious bound, and right while it is a multiple of ``BLOCK_N``. If
-# not, the last step passes it, over keys that nobody may see; and the masked
-# loop counts some of them again. ``ROUND`` rounds it down. With and without:
+#   not, the last step passes it, over keys that not every row may see; and the
+#   masked loop counts some of them again. ``ROUND`` rounds it down. With and
+#   without:
 
 sizes = (8, 32, 4096, 64) if free > 7e9 else (1, 1, 256, 64)
 q, k, v, out = torch.randn(4, *sizes, device=DEVICE).half()
@@ -666,7 +670,8 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 #
 # - Let a query see the last 256 keys only. Which two bounds change?
 # - Multiply ``acc`` by ``alpha`` only where a maximum grew. Is it faster?
-# - Store the logarithm of each sum; :lesson:`attention_backward` needs it.
+# - Store each sum's logarithm, the maximum added; :lesson:`attention_backward`
+#   needs it.
 #
 # Reading
 # -------

@@ -40,7 +40,7 @@ print("" if CUDA8 else "Left out, no GPU: speed, memory, peers, bfloat16")
 #
 # :lesson:`attention` computes scores ``S``, weights ``P`` and the output ``O``.
 # Given ``dO``, the gradient of ``O``, the product rule and the derivative of a
-# softmax give the others. The circle multiplies element by element:
+# softmax give the others. ``s`` is the scale; the circle multiplies elements:
 #
 # .. math::
 #
@@ -73,9 +73,9 @@ print(f"P: {2 * B * H * L * L:,} bytes; q, k, v, O: {8 * B * H * L * D:,}")
 print(f"L: {4 * B * H * L:,} bytes; {10 * B * H * L * L * D / 1e12:.1f} TFLOP")
 
 # %%
-# At 600 TFLOP/s that takes 18 ms. To move the inputs, ``O``, ``dO`` and three
+# At 600 TFLOP/s, they take 18 ms. To move the inputs, ``O``, ``dO`` and three
 # gradients once, 1.1 GB, takes 0.3 ms: products decide. Writing and reading
-# ``P`` would take 8 ms more, computing it again 4 ms.
+# ``P`` would take 8 ms; computing it again, one of five products, takes 4 ms.
 #
 # Take four queries and six keys. With a causal mask, the last query sees the
 # last key, so query 0 sees keys 0 to 2.
@@ -106,10 +106,10 @@ plt.show()
 # Forward: one number more
 # ------------------------
 #
-# This is :lesson:`attention` in short, but it keeps ``lse``, one number a row.
-# With ``log2(e)`` in the scale, ``exp2`` is ``exp``. A row that sees no key has
-# output 0 and an infinite ``lse``: backward, its weights are then 0. Padded to
-# a multiple of ``PAD``, ``lse`` is read without a mask.
+# This is :lesson:`attention` in short, but it keeps ``lse``, L in base 2, one
+# number a row. With ``log2(e)`` in the scale, ``exp2`` is ``exp``. A row that
+# sees no key has output 0 and an infinite ``lse``: backward, its weights are
+# then 0. Padded to a multiple of ``PAD``, ``lse`` is read without a mask.
 
 PAD = 128  # a multiple of each BLOCK_M
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -241,12 +241,13 @@ def dkdv_kernel(
 # -----------
 #
 # ``autograd.Function`` joins both directions; ``save_for_backward`` keeps what
-# was listed. A descriptor takes any strides that are multiples of 16 bytes, so
-# a transposed ``(batch, length, heads, D)`` is as good. Others are copied
-# first.
+# was listed. A descriptor takes a last stride of 1 and others of multiples of
+# 16 bytes, so a transposed ``(batch, length, heads, D)`` is as good. Others are
+# copied first.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
+WIDEST = 128 if CUDA8 or INTERPRET else 64
 TILES = {  # for D up to 64, 128: BLOCK_M, BLOCK_N, num_warps, num_stages
     64: dict(dq=(128, 64, 8, 3), dkdv=(64, 64, 4, 3)),
     128: dict(dq=(128, 64, 8, 3), dkdv=(64, 64, 4, 2)),
@@ -316,8 +317,8 @@ def attention(q, k, v, *, causal=False, scale=None):
     """Return ``softmax(scale * q @ k.mT) @ v``, with gradients for q, k, v.
 
     q: (batch, heads, length, D), float16, or bfloat16 from capability 8.0 on;
-        D a multiple of 8 from 16 to 128, batch and heads below 2**16, length
-        to 2**30, any strides (some are copied). Interpreted: CPU, float16.
+        D a multiple of 8 from 16 to 128 (below 8.0: 64), batch and heads below
+        2**16, length to 2**30, any strides. Interpreted: CPU, float16.
     k, v: alike, of one shape; any length will do; of fewer heads than q, each
         one serves equally many neighbours in q.
     causal: hide later keys; the last query sees the last key. A query that
@@ -338,8 +339,9 @@ def attention(q, k, v, *, causal=False, scale=None):
         if t.layout != torch.strided or t.is_nested or t.is_neg():
             raise ValueError(f"{name} is sparse or a negated view; pass a copy")
         B, H, L, D = t.shape if t.dim() == 4 else (0, 0, 0, 0)
-        if D not in range(16, 129, 8) or max(B, H) >= 2**16 or L > 2**30:
-            raise ValueError(f"{name} has {t.shape}: not 4 sizes, D 16 to 128")
+        if D % 8 or not 16 <= D <= WIDEST or max(B, H) >= 2**16 or L > 2**30:
+            message = f"not 4 sizes, D 16, 24 to {WIDEST}"
+            raise ValueError(f"{name} has {t.shape}: {message}")
     (B, H, L, D), heads = q.shape, k.shape[1]
     together = k.shape == v.shape == (B, heads, k.shape[2], D)
     if not together or H != heads and (heads == 0 or H % heads):
@@ -366,7 +368,8 @@ def attention(q, k, v, *, causal=False, scale=None):
 # Does any ``BLOCK_M`` go with any ``BLOCK_N``? Many kernels have two loops, one
 # without a mask. Where the bound between them is no multiple of the step, pairs
 # count twice, no address is wrong, and in a search by time alone such a tile
-# may win. Here each tile asks whether it needs a mask, and each is checked.
+# may win. Here each tile asks whether it needs a mask, and its result is
+# checked.
 
 
 def errors(found, exact, allowed):
@@ -481,9 +484,9 @@ figure.legend(*lines, loc="outside lower center", ncols=5)
 plt.show()
 
 # %%
-# Figure. Backward alone, in float16 with head dimension 128, against the length
-# ``L`` of a sequence: speed without and with a causal mask, and the MiB that
-# both passes need at most.
+# Figure. Heads of 128 in float16, against the length ``L`` of a sequence: speed
+# of backward alone, without and with a causal mask, and the MiB that both
+# passes need at most.
 #
 # The geometric mean over all twelve cases is :measured:`attention_backward
 # geomean(triton/sdpa:flash) metric=TFLOP/s` of FlashAttention-2's speed, the

@@ -335,3 +335,63 @@ def test_it_can_be_captured(lesson, device, kernel):
     q.normal_()
     graph.replay()
     assert_close(lesson, out, q, k, v)
+
+
+def test_the_largest_scale_that_is_accepted(lesson, device, kernel):
+    """Weights still add up to 1."""
+    q = torch.full((1, 1, 4, 128), -60000.0, dtype=F16, device=device)
+    assert (lesson.attention(q, -q, torch.ones_like(q), scale=9.9e19) == 1).all()
+
+
+def test_each_tile_where_rows_see_no_key(lesson, device):
+    """The first key that needs a mask is then before the first: no key counts there."""
+    for BM, BN in ((128, 32), (128, 64), (64, 64), (32, 64)):
+        q, k, v = inputs(1, 1, 1, 200, 90, 64, F16, device)
+        out = lesson.launch(q, k, v, torch.full_like(q, math.nan), True, tile=(BM, BN, 4, 1))
+        assert_close(lesson, out, q, k, v, True)
+
+
+def test_what_a_descriptor_can_hold(lesson, device):
+    room = torch.arange(2000, device=device).to(F16)
+    for strides, offset, fits in (
+        ((640, 320, 16, 1), 0, True),
+        ((640, 320, 16, 1), 4, False),  # 8 bytes: not aligned
+        ((640, 320, 20, 1), 0, False),
+        ((640, 324, 16, 1), 0, False),
+        ((644, 320, 16, 1), 0, False),
+        ((0, 320, 16, 1), 0, False),
+        ((640, 320, 16, 2), 0, False),
+    ):
+        t = room.as_strided((2, 2, 20, 16), strides, offset)
+        held = lesson.suited(t)
+        assert (held.data_ptr() == t.data_ptr()) == fits and torch.equal(held, t), strides
+    for stride, fits in (2**39 - 8, True), (2**39, False):
+        t = room.as_strided((1, 1, 20, 16), (stride, 320, 16, 1))
+        assert (lesson.suited(t).stride(0) == stride) == fits
+
+
+@pytest.mark.parametrize(
+    "major, kib, hip, want",
+    [
+        (9, 227, None, (True, True)),
+        (10, 227, None, (False, True)),
+        (12, 99, None, (False, False)),
+        (8, 163, None, (False, False)),
+        (8, 227, None, (False, False)),
+        (9, 64, "6.4", (False, False)),
+        (9, 227, "6.4", (False, False)),
+    ],
+)
+def test_traits(lesson, monkeypatch, major, kib, hip, want):
+    gpu = type("Gpu", (), {"major": major, "multi_processor_count": 7})
+    gpu.shared_memory_per_block_optin = kib << 10
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    hopper, sms, large = lesson.traits.__wrapped__(torch.device("cuda"))
+    assert (hopper, large, sms) == (*want, 7)
+
+
+def test_the_longest(lesson, device):
+    x = torch.zeros(1, 1, 1, 1, dtype=F16, device=device).expand(1, 1, 2**31 - 511, 1)
+    with pytest.raises(ValueError, match="q has"):
+        lesson.attention(x, x, x)

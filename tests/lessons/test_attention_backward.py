@@ -343,7 +343,7 @@ def refusals(x):
     yield (x.to_sparse(), x, x), ValueError, "q is sparse or a negated view"
     yield (x, torch._neg_view(x), x), ValueError, "k is sparse or a negated view"
     for wrong in (x[0], x[None], x[..., :8], x[..., :12], x.repeat(1, 1, 1, 9)):
-        yield (wrong, x, x), ValueError, f"q has {wrong.shape}: not 4 sizes, D 16 to 128"
+        yield (wrong, x, x), ValueError, f"q has {wrong.shape}: not 4 sizes, D 16, 24 to 128"
     wide = x[:, :, :1].expand(2, 4, 2**30 + 1, 16)
     yield (x, wide, wide), ValueError, f"k has {wide.shape}: not 4 sizes"
     wide = x[:1, :1].expand(2**16, 1, 6, 16)
@@ -371,3 +371,9 @@ def test_refusals(lesson, device):
     ):
         call = functools.partial(lesson.attention, x, x, x, **options)
         assert_refused(call, (), error, message, x)
+
+
+def test_the_largest_scale_that_is_accepted(lesson, device):
+    """Weights still add up to 1."""
+    q = torch.full((1, 1, 4, 16), -60000.0, dtype=F16, device=device)
+    assert (lesson.attention(q, -q, torch.ones_like(q), scale=9.9e19) == 1).all()
