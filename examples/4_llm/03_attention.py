@@ -381,8 +381,9 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
     causal: query i sees keys up to i + keys - queries; where none, it gets 0.
     scale: a number above 0, below 1e20; None is ``D ** -0.5``.
     out: like q, any strides that do not overlap, apart from q, k and v.
-    Sums are float32, and must fit, as must the result. inf and NaN may spread
-    to other rows. A wrong type is a TypeError, the rest a ValueError.
+    Scaled scores must be below 2**28; sums are float32, and must fit, as must
+    the result. inf and NaN may spread to other rows. A wrong type is a
+    TypeError, the rest a ValueError.
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         check(name, t, q)
@@ -629,11 +630,11 @@ plt.show()
 # Fast and wrong
 # --------------
 #
-# Where does the loop without a mask end? All rows see the keys before ``row + N
-# - M``: an obvious bound, and right while it is a multiple of ``BLOCK_N``. If
-#   not, the last step passes it, over keys that not every row may see; and the
-#   masked loop counts some of them again. ``ROUND`` rounds it down. With and
-#   without:
+# Where does the loop without a mask end? All rows see the keys before
+# ``row + N - M``: an obvious bound, and right while it is a multiple of
+# ``BLOCK_N``. If not, the last step passes it, over keys that not every row may
+# see; and the masked loop counts some of them again. ``ROUND`` rounds it down.
+# With and without:
 
 sizes = (8, 32, 4096, 64) if free > 7e9 else (1, 1, 256, 64)
 q, k, v, out = torch.randn(4, *sizes, device=DEVICE).half()

@@ -310,9 +310,9 @@ def test_infinities_and_nan(lesson, device, name, dtype):
             (x if at else dy)[row, at] = value
             leaves = [t.requires_grad_() for t in (x, w.clone(), b.clone())]
             got = torch.autograd.grad(getattr(lesson, name)(*leaves), leaves, dy)
-            exact = reference(name, dy, x, w, b, 1e-5)[1:]
-            for g, e in zip(got, exact):
-                assert torch.equal(g.isfinite(), e.isfinite())
+            exact = reference(name, *(t.cpu() for t in (dy, x, w, b)), 1e-5)[1:]
+            for g, e in zip(got, exact):  # torch 2.11 on CUDA: NaN in all of dw
+                assert torch.equal(g.isfinite().cpu(), e.isfinite())
 
 
 @each_norm

@@ -427,6 +427,13 @@ def norm_refusal(inputs, out, options):
     return None
 
 
+def autograd_refusal(inputs, out, options):
+    """Rows fit one block; parameters are cloned, the result is new."""
+    if inputs["x"].shape[-1] > 2**14:
+        return ValueError
+    return norm_refusal({"x": inputs["x"]}, None, options)
+
+
 def normed_wide(sizes, dtype, options):
     """Rows that are not kept in registers."""
     return normed((2, 2**14 + sizes[0]), dtype, options)
@@ -965,7 +972,7 @@ listed.append(
             "_full": [False, True],
         },
         outs=("new",),
-        refusal=lambda inputs, out, options: norm_refusal({"x": inputs["x"]}, None, options),
+        refusal=autograd_refusal,
         extremes=False,
         examples=50,
         forms=50,

@@ -1,6 +1,6 @@
 """The proofs on a GPU again, with fewer cases, under NVIDIA's compute-sanitizer.
 
-    python tests/proofs/sanitize.py [lesson ...]
+    python tests/proofs/sanitize.py [lesson or operator ...]
 
 writes what memcheck and racecheck found to _build/sanitizer.json. Each tensor is an allocation
 of its own here, so that memcheck sees the first byte behind it.
@@ -68,7 +68,7 @@ def main(chosen: list[str]) -> int:
             return 1
     capability = torch.cuda.get_device_capability()
     able = {name: o for name, o in OPERATORS.items() if o.capability <= capability}
-    names = [name for name, o in able.items() if not chosen or o.lesson in chosen]
+    names = [name for name, o in able.items() if not chosen or {name, o.lesson} & {*chosen}]
     path = ROOT / "_build" / "sanitizer.json"
     known = json.loads(path.read_text("utf-8"))["operators"] if path.exists() else []
     every = {row["operator"]: row for row in known}
