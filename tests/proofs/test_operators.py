@@ -91,7 +91,7 @@ def test_on_cuda(device, name, record_property):
     if torch.cuda.get_device_capability() < operator.capability:
         pytest.skip(f"compute capability {operator.capability} is needed")
     forms = min(operator.forms, CASES)
-    summary, failures = prove(operator, device, forms, CASES // forms)
+    summary, failures = prove(operator, device, forms, -(CASES // -forms))
     versions = {"torch": str(torch.__version__), "triton": triton.__version__}
     shared = {"gpu": torch.cuda.get_device_name()} | versions | {"seed": SEED}
     summary["code"] = lessons.find()[operator.lesson].code_hash()
