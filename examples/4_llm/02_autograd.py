@@ -133,14 +133,16 @@ def norm_kernel(
 # %%
 # Backward has no more programs than the GPU holds at a time. Each visits every
 # so-many-th tile of ``ROWS`` rows and keeps its own ``dw`` and ``db`` in
-# registers. Only at the end does ``add_to`` add these up. While one tile is
-# worked on, ``num_stages`` lets ``tl.range`` copy the next into shared memory.
+# registers. Only at the end does ``add_to`` bring these together. While one
+# tile is worked on, ``num_stages`` lets ``tl.range`` copy the next into shared
+# memory.
 #
 # In float32, ``x``, ``dy``, ``dw`` and ``db`` of 16384 columns fill the whole
 # 256 KiB of registers of an SM. So ``SPLIT`` programs share a wide row: each
 # reads all of it for the two means, its own columns last, and keeps only those.
-# Other rows' weight is loaded ``EARLY``, once: in the loop it may cost so many
-# registers that not all programs fit at a time. What no one wants is ``None``.
+# Unless a row is shared or short, its weight is loaded ``EARLY``, once: in the
+# loop it may take registers that keep programs from fitting. What no one wants
+# is ``None``.
 
 
 @triton.jit

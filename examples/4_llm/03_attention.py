@@ -219,9 +219,9 @@ def attention_kernel(
 # mask, every tile is masked. Eight heads take turns: else one program might get
 # only tiles that see many keys.
 #
-# So a mask must be cheap. For ``tl.where``, a thread compares 64 times before
-# its scores are there, and packs the answers into bits. As PTX, each comparison
-# waits for its score, and needs no bits.
+# As every tile is masked, a mask must be cheap. For ``tl.where``, a thread
+# compares 64 times before its scores are there, and packs the answers into
+# bits. As PTX, each comparison waits for its score, and needs no bits.
 
 
 @triton.jit

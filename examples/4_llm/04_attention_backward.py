@@ -73,9 +73,10 @@ print(f"P: {2 * B * H * L * L:,} bytes; q, k, v, O: {8 * B * H * L * D:,}")
 print(f"L: {4 * B * H * L:,} bytes; {10 * B * H * L * L * D / 1e12:.1f} TFLOP")
 
 # %%
-# At 600 TFLOP/s, they take 18 ms. To move the inputs, ``O``, ``dO`` and three
-# gradients once, 1.1 GB, takes 0.3 ms: products decide. Writing and reading
-# ``P`` would take 8 ms; computing it again, one of five products, takes 4 ms.
+# At 600 TFLOP/s, 11.0 TFLOP take 18 ms. To move the inputs, ``O``, ``dO`` and
+# three gradients once, 1.1 GB, takes 0.3 ms at 4.2 TB/s: products decide.
+# Writing and reading ``P`` would take 8 ms; computing it again, one of five
+# products, takes 4 ms.
 #
 # Take four queries and six keys. With a causal mask, the last query sees the
 # last key, so query 0 sees keys 0 to 2.
@@ -520,4 +521,4 @@ plt.show()
 # Reading
 # -------
 #
-# - FlashAttention-2 (2023): https://arxiv.org/abs/2307.08691
+# - FlashAttention-2, the paper (2023): https://arxiv.org/abs/2307.08691

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LESSONS = lesson_code.find()
 MAX_LINES = {
     "attention": 680,
-    "attention_backward": 523,
-    "autograd": 550,
+    "attention_backward": 524,
+    "autograd": 552,
     "autotune": 507,
     "diagnosis": 529,
     "fused_elementwise": 385,

@@ -124,13 +124,9 @@ def test_every_lesson_with_kernels_is_proven():
     assert {operator.lesson for operator in OPERATORS.values()} == written - UNPROVEN
 
 
-# No whole run on the GPU that pages show is recorded.
-NOT_PROVEN = {
-    "attention attention",
-    "attention_backward attention",
-    "autograd layer_norm",
-    "llm_operators cross_entropy",
-}
+# racecheck names 8 bytes by which a kernel with specialised warps gives each of 8 warps its task:
+# the compiler's own, behind barriers of some warps, which the tool does not follow.
+RACECHECK_CANNOT = {"attention attention"}
 
 
 def test_what_the_page_shows_was_proven():
@@ -140,10 +136,11 @@ def test_what_the_page_shows_was_proven():
         json.loads((home / f"{name}.json").read_text("utf-8"))["operators"]
         for name in ("proofs", "sanitizer")
     )
-    assert {row["operator"] for row in proofs} == set(OPERATORS) - NOT_PROVEN
+    assert {row["operator"] for row in proofs} == set(OPERATORS)
     assert all(row["proven"] >= 10_000 and row["failures"] == 0 for row in proofs)
     assert {row["operator"] for row in sanitizer} <= set(OPERATORS)
-    assert not any(row["memcheck"] or row["racecheck"] for row in sanitizer)
+    assert not any(row["memcheck"] for row in sanitizer)
+    assert {row["operator"] for row in sanitizer if row["racecheck"]} == RACECHECK_CANNOT
     for row in [*proofs, *sanitizer]:
         lesson = lessons.find()[OPERATORS[row["operator"]].lesson]
         assert row["code"] == lesson.code_hash(), f"{row['operator']}: prove it again"
