@@ -427,14 +427,16 @@ torch.use_deterministic_algorithms(False)
 
 ways = ["race", "atomic", "lock", "parts"] if gpu else ["parts"]
 half = torch.bfloat16 if gpu and gpu.major >= 8 else torch.float16
-x, dy = torch.randn(2, 2**15 if gpu else 9, 4096, device=DEVICE).to(half)
+free = torch.cuda.mem_get_info()[0] if gpu else 0
+height = 2**17 if free > 2e10 else 2**15 if gpu else 9
+x, dy = (torch.randn(height, 4096, device=DEVICE).to(half) for _ in range(2))
 leaves = leaves_of(x, *torch.randn(2, 4096, device=DEVICE))
 chunks = zip(x.split(4096), dy.split(4096))
 exact = sum(grads_ref(dys, xs, *leaves[1:])[1] for xs, dys in chunks)
 for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
     if (rows, how) == ("one", "lock"):
-        continue  # 32768 programs, one after the other
-    programs = len(x) if rows == "one" else 0
+        continue  # all programs, one after the other
+    programs = height if rows == "one" else 0
     y = Norm.apply(*leaves, 1e-5, True, how, programs)
     call = lambda: torch.autograd.grad(y, leaves, dy, retain_graph=True)
     found = [call()[1] for _ in range(20 if gpu else 2)]
@@ -444,7 +446,7 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
         values["us"] = 1e3 * bench(call)[1]
     print(f"{rows:5} {how:7}", *(f"{k} {v:.3g}" for k, v in values.items()))
     case = dict(provider="triton" if how == "parts" else f"triton:{how}")
-    case |= dict(op="layer_norm", M=len(x), N=4096, rows=rows)
+    case |= dict(op="layer_norm", M=height, N=4096, rows=rows)
     results += [case | dict(metric=k, value=v) for k, v in values.items()]
 
 # %%
@@ -468,7 +470,6 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # ``db``, that read ``x`` and ``dy`` again: five passes over memory, not three.
 
 config.donated_buffer = False  # as a compiled backward runs often
-free = torch.cuda.mem_get_info()[0] if gpu else 0
 size = 2**30 if free > 2e10 else 2**28 if free > 5e9 else 2**26  # bytes
 widths = [256, 512, 781, 1024, 2048, 4096, 5120, 8192, 12288, 16384]
 cases = [(N, op, half) for op in OURS for N in widths]
@@ -507,7 +508,8 @@ for N, op, kind in cases if gpu else ():
 
 looks = {"ceiling": ("--", "#7f7f7f"), "torch": ("o-", "#7f7f7f")}
 looks |= {"torch.compile": ("^-", "#A56CC1"), "triton": ("s-", "#3B82C4")}
-_, axes = plt.subplots(1, 2, figsize=(7, 3), layout="constrained", sharey=True)
+size = dict(figsize=(7, 3), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 2, **size)
 for axis, op in zip(axes, OURS):
     for provider, (style, color) in looks.items():
         wanted = dict(op=op, provider=provider, dtype=str(half)[6:])
@@ -515,7 +517,8 @@ for axis, op in zip(axes, OURS):
         line = [r["N"] for r in rows], [r["value"] for r in rows]
         axis.semilogx(*line, style, base=2, color=color, label=provider)
     axis.set(title=f"{op}, GB/s", xlabel="N", ylim=(0, None))
-axes[0].legend()
+lines = axes[0].get_legend_handles_labels()
+figure.legend(*lines, loc="outside lower center", ncols=4)
 plt.show()
 
 # %%
