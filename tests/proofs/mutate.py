@@ -39,6 +39,7 @@ LEFT_OUT = {"thread_kernel", "runtime_range_kernel", "odd_range_kernel"}
 # Kernel, what is done to it, the text or its line: why the results stay as they are.
 NOT_STORED = "what is masked here is not stored either"
 IS_WIDE = "the sum, product or maximum of a narrow and a wide number is wide anyway"
+FIRST_ALPHA = "the first key that a row sees multiplies it by 0; if none, it divides a 0"
 HARMLESS = {
     (
         "norm_kernel",
@@ -148,6 +149,18 @@ HARMLESS = {
     ("linear_act_kernel", "one off", "y < 0"): "0 takes the place of 0",
     ("gelu_kernel", "one off", "x < 0"): "0 times either number is 0",
     ("ticket_kernel", "one off", "now - start < NANO"): "only a GPU has the clock",
+    ("attention_kernel", "wrong start", "total = tl.zeros((BLOCK_M,), tl.float32)"): FIRST_ALPHA,
+    ("specialised_kernel", "wrong start", "total = tl.zeros((BLOCK_M,), tl.float32)"): FIRST_ALPHA,
+    (
+        "attention_kernel",
+        "no tail",
+        "for n in range(full if MASK else 0, end if MASK else full, BLOCK_N):",
+    ): "full is a multiple, or the result is wrong on purpose",
+    (
+        "norm_backward_kernel",
+        "no cast",
+        "g *= (w if EARLY else tl.load(w_ptr + at, live, 0)).to(dtype)",
+    ): IS_WIDE,
 }
 FLOATS = "tl.float32", "tl.float64", "WIDE", "dtype", "DTYPE", "ACC", "m.dtype"
 
