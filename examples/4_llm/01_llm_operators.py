@@ -323,8 +323,8 @@ plt.show()
 #
 # A product does ``M`` operations for a byte of its weight: at 4096 rows these
 # decide, at one row the bytes. (The limit of power slows the long product that
-# the bound counts by; a short one may pass it.) All but attention do about one:
-# memory or launch decides. Where fusing pays is on the page of the operators.
+# the bound counts by; a short one may pass it.) Others, but not attention, do
+# about one: memory or launch decides. Where fusing pays: the operators' page.
 #
 # At 4096 rows, the loss takes :measured:`llm_operators ceiling/torch metric=us
 # op=cross_entropy M=4096` its bound eager, compiled :measured:`llm_operators
@@ -341,7 +341,7 @@ plt.show()
 # Exercises
 # ---------
 #
-# - Make ``loss(x.float(), target)`` the last; predict its time, then measure.
+# - Let ``loss(x.float(), target)`` be the last operator; predict, then measure.
 # - Split a row over several programs, and beat one SM at one row.
 #
 # Reading

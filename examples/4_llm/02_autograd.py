@@ -133,16 +133,14 @@ def norm_kernel(
 # %%
 # Backward has no more programs than the GPU holds at a time. Each visits every
 # so-many-th tile of ``ROWS`` rows and keeps its own ``dw`` and ``db`` in
-# registers. Only at the end does ``add_to`` bring these together. While one
-# tile is worked on, ``num_stages`` lets ``tl.range`` copy the next into shared
-# memory.
+# registers. Only at the end does ``add_to`` bring these together. During a
+# tile, ``num_stages`` lets ``tl.range`` copy the next into shared memory.
 #
 # In float32, ``x``, ``dy``, ``dw`` and ``db`` of 16384 columns fill the whole
 # 256 KiB of registers of an SM. So ``SPLIT`` programs share a wide row: each
 # reads all of it for the two means, its own columns last, and keeps only those.
 # Unless a row is shared or short, its weight is loaded ``EARLY``, once: in the
-# loop it may take registers that keep programs from fitting. What no one wants
-# is ``None``.
+# loop it may cost registers, so programs. What no one wants is ``None``.
 
 
 @triton.jit
@@ -315,7 +313,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, center=True):
         than 2**31 rows of at most 16384 columns. weight, bias: None, or a
         contiguous row in x's dtype or float32. eps: finite, >= 0.
     Differentiable once in all three. Float32 inside, for float64 float64.
-    Raises TypeError for a wrong type or dtype, ValueError for the rest.
+    Raises TypeError for a tensor's type or dtype, ValueError for the rest.
     """
     check("x", x, DTYPES)
     for name, t in dict(weight=weight, bias=bias).items():
@@ -453,10 +451,10 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # With many rows each, parts take :measured:`autograd triton metric=us
 # rows=many`, atomics :measured:`autograd triton:atomic metric=us rows=many`,
 # the lock :measured:`autograd triton:lock metric=us rows=many`. With one row
-# each, atomics take :measured:`autograd triton:atomic metric=us rows=one` and
-# parts :measured:`autograd triton metric=us rows=one`, as ``dw`` and ``db``
-# then have as many parts as ``x`` has rows. Racing sums are wrong. Atomics and
-# the lock add in the order in which programs come: 20 runs gave
+# each, parts take :measured:`autograd triton metric=us rows=one`, as ``dw`` and
+# ``db`` then have as many parts as ``x`` has rows, and atomics
+# :measured:`autograd triton:atomic metric=us rows=one`. Racing sums are wrong.
+# Atomics and the lock add in the order in which programs come: 20 runs gave
 # :measured:`autograd triton:atomic metric=results rows=many` and
 # :measured:`autograd triton:lock metric=results rows=many` results, those of
 # parts :measured:`autograd triton metric=results rows=many`.
@@ -464,8 +462,8 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 # How fast is it?
 # ---------------
 #
-# Forward runs once, backward often, on 1 GiB where memory allows: that takes
-# longer than to start it. Bandwidth counts what the bound counts: ``x``, ``dy``
+# Forward runs once, backward often, on 1 GiB where memory allows, so that it
+# takes longer than its start. Bandwidth counts as the bound does: ``x``, ``dy``
 # and ``dx`` once. PyTorch has one kernel for ``dx``, and others for ``dw`` and
 # ``db``, that read ``x`` and ``dy`` again: five passes over memory, not three.
 
@@ -526,13 +524,15 @@ plt.show()
 # floats. The dashed line is the ceiling, a copy.
 #
 # Backward has at least :measured:`autograd min(triton/torch) metric=GB/s
-# N>=256` the speed of PyTorch's. From 1024 to 4096 columns it is at least
-# :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of the
-# ceiling. Rows of 781 begin anywhere, so each load is one element. A block is a
-# power of two, so 5120 columns leave 3072 of 8192 places idle:
-# :measured:`autograd min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`.
-# Above 8192, two programs read each row, one from L2: :measured:`autograd
-# min(triton/ceiling) metric=GB/s N>=12288`.
+# N>=256` the speed of PyTorch's, :measured:`autograd min(triton/torch.compile)
+# metric=GB/s` that of ``torch.compile``. From 1024 to 4096 columns it is at
+# least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
+# the ceiling. Rows of 781 begin anywhere, so each load is one element. A block
+# is a power of two, so 5120 columns leave 3072 of 8192 places idle: in bfloat16
+# :measured:`autograd min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`, in
+# float32, of twice the bytes, :measured:`autograd min(triton/ceiling)
+# metric=GB/s N=5120 dtype=float32`. Above 8192, two programs read each row, one
+# from L2: :measured:`autograd min(triton/ceiling) metric=GB/s N>=12288`.
 #
 # .. admonition:: Takeaway
 #

@@ -71,9 +71,9 @@ for N in (1024, 4096, 16384):
     print(f"{N:5} keys: {flop:4.0f} FLOP a byte; 32 heads' scores: {gb:.2f} GB")
 
 # %%
-# Read and written once, the tensors allow thousands of FLOP a byte: Tensor
-# Cores should decide. But the scores have ``N / (4 * D)`` times as many bytes
-# as all tensors. Which weights do they become? Six keys, the last four queries:
+# Read and written once, the tensors allow 512 FLOP a byte or more: Tensor Cores
+# should decide. But the scores have ``N / (4 * D)`` times as many bytes as all
+# tensors. Which weights do they become? Six keys, the last four queries:
 
 torch.manual_seed(0)
 q, k = torch.randn(2, 1, 1, 6, 4, dtype=torch.float64)
@@ -102,7 +102,7 @@ plt.show()
 
 
 def naive(q, k, v, causal=False):
-    """As many queries as keys, no shared heads; three kernels and a mask."""
+    """As many queries as keys, no shared heads; scale and mask apart."""
     s = (q * q.shape[3] ** -0.5) @ k.mT
     if causal:
         later = torch.ones_like(s[0, 0], dtype=torch.bool).triu(1)
@@ -279,13 +279,13 @@ def specialised_kernel(
 # -----------
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
-# multiples of 16 bytes; anything else is copied first. Which tile? The fastest
-# on an H200; a smaller one without TMA, where pointers take registers.
+# multiples of 16 bytes; others are copied first. Which tile? An H200's fastest;
+# a smaller one without TMA, where pointers take registers, or without 227 KiB.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
 WIDEST = 256 if CUDA8 or INTERPRET else 128
-TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages; without TMA
+TILES = {  # BLOCK_D: BLOCK_M, BLOCK_N, num_warps, num_stages; if not large
     64: ((64, 128, 4, 2), (64, 32, 4, 2)),
     128: ((64, 64, 4, 3), (64, 32, 8, 2)),
     256: ((128, 32, 8, 2), (64, 32, 8, 1)),
@@ -379,7 +379,7 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
         on float16 or bfloat16, D to 256; below, float16, D to 128. Interpreted:
         CPU, float16. Any strides; aligned, contiguous heads are fastest.
     causal: query i sees keys up to i + keys - queries; where none, it gets 0.
-    scale: a number above 0, below 1e20; None is ``D ** -0.5``.
+    scale: a number above 1e-30, below 1e20; None is ``D ** -0.5``.
     out: like q, any strides that do not overlap, apart from q, k and v.
     Scaled scores must be below 2**28; sums are float32, and must fit, as must
     the result. inf and NaN may spread to other rows. A wrong type is a
@@ -427,8 +427,8 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
 # NaN lie around all tensors. A weight is rounded to 16 bits before it meets its
 # value, a result once more: together at most ``eps`` of the mean of absolute
 # values, for ordinary weights; below ``2**-25`` of the largest, float16 has 0.
-# Three heads share keys; lengths fill no tile, or leave some queries without a
-# key. ``pad = 7`` is not aligned for a descriptor.
+# Three heads share keys; some lengths fill no tile, some leave queries without
+# a key. ``pad = 7`` is not aligned for a descriptor.
 
 
 def random(B, H, length, D, dtype=F16, pad=8):
@@ -627,8 +627,8 @@ plt.show()
 # only :measured:`attention triton metric=tiles kind=masked` of the others
 # compare positions.
 #
-# Fast and wrong
-# --------------
+# Two right, one wrong
+# --------------------
 #
 # Where does the loop without a mask end? All rows see the keys before
 # ``row + N - M``: an obvious bound, and right while it is a multiple of
@@ -655,10 +655,10 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 # %%
 # Without ``ROUND`` two tiles are still right, since ``row`` is a multiple of
 # their ``BLOCK_N``. The third is off by :measured:`attention triton
-# metric=error BLOCK_M=64 BLOCK_N=128 ROUND=0`. Its time does not tell:
-# :measured:`attention triton metric=us BLOCK_M=64 BLOCK_N=128 ROUND=0`, where
-# 128 by 64 takes :measured:`attention triton metric=us BLOCK_M=128 BLOCK_N=64
-# ROUND=1`. A tuner sees times alone. So :lesson:`autotune` checks every
+# metric=error BLOCK_M=64 BLOCK_N=128 ROUND=0`. Here it is slower, too:
+# :measured:`attention triton metric=us BLOCK_M=64 BLOCK_N=128 ROUND=0`, rounded
+# :measured:`attention triton metric=us BLOCK_M=64 BLOCK_N=128 ROUND=1`. That is
+# luck: a tuner sees times alone. So :lesson:`autotune` checks every
 # configuration.
 #
 # .. admonition:: Takeaway

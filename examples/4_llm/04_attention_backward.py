@@ -201,8 +201,7 @@ def dq_kernel(
 # ``dkdv_kernel`` transposes the scores, ``k @ q.T``: a row for each key. Then
 # ``p`` and ``ds`` are *left* operands as they stand, and ``wgmma`` takes those
 # from the registers in which they were computed. Keys behind the last are not
-# stored, so only a causal mask matters. Heads of ``q`` that share keys follow
-# each other.
+# stored, so only a causal mask matters. Heads that share keys come in turn.
 
 
 @triton.jit
@@ -324,11 +323,12 @@ def attention(q, k, v, *, causal=False, scale=None):
         one serves equally many neighbours in q.
     causal: hide later keys; the last query sees the last key. A query that
         sees no key has output 0 and gradient 0.
-    scale: a number below 1e20, D ** -0.5 if None.
+    scale: a number between -1e20 and 1e20, D ** -0.5 if None.
     Sums are float32, scores below 2**14; weights, gradients of scores and
     results are rounded to the dtype, and must fit: scale a tiny loss. inf and
-    NaN may spread to other rows: 0 * inf is NaN. No second derivatives. A wrong
-    type is a TypeError, else ValueError.
+    NaN may spread to other rows: 0 * inf is NaN. A second derivative is refused
+    only if the output's gradient has a history. A wrong type is a TypeError,
+    else ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():
         if not isinstance(t, torch.Tensor):
@@ -369,8 +369,7 @@ def attention(q, k, v, *, causal=False, scale=None):
 # Does any ``BLOCK_M`` go with any ``BLOCK_N``? Many kernels have two loops, one
 # without a mask. Where the bound between them is no multiple of the step, pairs
 # count twice, no address is wrong, and in a search by time alone such a tile
-# may win. Here each tile asks whether it needs a mask, and its result is
-# checked.
+# may win. Here each tile asks whether it needs a mask, and is checked.
 
 
 def errors(found, exact, allowed):
@@ -421,7 +420,8 @@ for case, sides in cases.items():
 # pass alone, ``delta`` and new gradients included, in short turns, so at one
 # clock. Counted are five products over the pairs that the mask leaves. The
 # ceiling is ``torch.mm``, 8192 cubed. ``torch`` is PyTorch without a fused
-# kernel, in float16. There are 32,768 tokens in all.
+# kernel, in float16. There are 32,768 tokens in all. MiB at most lack what the
+# call before still held, up to 900.
 
 PEERS = {"torch": SDPBackend.MATH, "sdpa:flash": SDPBackend.FLASH_ATTENTION}
 PEERS |= {"sdpa:cudnn": SDPBackend.CUDNN_ATTENTION, "triton": SDPBackend.MATH}
@@ -493,12 +493,13 @@ plt.show()
 # geomean(triton/sdpa:flash) metric=TFLOP/s` of FlashAttention-2's speed, the
 # least :measured:`attention_backward min(triton/sdpa:flash) metric=TFLOP/s`. Of
 # cuDNN's it is :measured:`attention_backward geomean(triton/sdpa:cudnn)
-# metric=TFLOP/s`. At 16384 without a mask it is :measured:`attention_backward
-# triton metric=TFLOP/s L=16384 D=128 causal=0`, with 7 products for 5 that
-# count; the ceiling is :measured:`attention_backward ceiling metric=TFLOP/s
-# L=16384 D=128 causal=0`. At 4096 ``torch`` keeps :measured:`attention_backward
-# torch metric=kept L=4096 D=128 causal=0` MiB, with ``P``, and these kernels
-# :measured:`attention_backward triton metric=kept L=4096 D=128 causal=0` MiB.
+# metric=TFLOP/s`. Heads of 128 at 16384, no mask, reach
+# :measured:`attention_backward triton metric=TFLOP/s L=16384 D=128 causal=0`,
+# with 7 products for 5 that count; the ceiling is :measured:`attention_backward
+# ceiling metric=TFLOP/s L=16384 D=128 causal=0`. At 4096 ``torch`` keeps
+# :measured:`attention_backward torch metric=kept L=4096 D=128 causal=0` MiB,
+# with ``P``, and these kernels :measured:`attention_backward triton metric=kept
+# L=4096 D=128 causal=0` MiB.
 #
 # In FlashAttention-2, programs that share a query add to its ``dq`` by atomics,
 # in the order in which they come. Two runs differ in
@@ -515,8 +516,7 @@ plt.show()
 # ---------
 #
 # - Let ``dkdv_kernel`` add to ``dq`` by ``tl.atomic_add``. Faster? Same bits?
-# - Split the loop of ``dq_kernel``, one part without a mask. Which tiles go
-#   wrong, until the bound is a multiple of ``BLOCK_N``?
+# - Split ``dq_kernel``'s loop, one part without a mask. Which tiles go wrong?
 #
 # Reading
 # -------

@@ -294,7 +294,7 @@ def refusals(x):
         ValueError,
         f"q has {wide.shape}: 2**31 rows",
     )
-    for scale in (0, -1, math.nan, math.inf, 1e20):
+    for scale in (0, -1, 1e-30, math.nan, math.inf, 1e20):
         yield (x, x, x), {"scale": scale}, ValueError, f"scale is {scale}, not between"
     for scale in (True, "1", torch.tensor(0.5)):
         message = f"causal=False, scale={scale!r}: a bool, a number"

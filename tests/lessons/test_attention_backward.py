@@ -370,6 +370,8 @@ def test_refusals(lesson, device):
         (dict(scale="1"), TypeError, "causal=False, scale='1'"),
         (dict(scale=math.nan), ValueError, "scale is nan, not a number below 1e20"),
         (dict(scale=-math.inf), ValueError, "scale is -inf, not a number below 1e20"),
+        (dict(scale=1e20), ValueError, "scale is 1e+20, not a number below 1e20"),
+        (dict(scale=-1e20), ValueError, "scale is -1e+20, not a number below 1e20"),
     ):
         call = functools.partial(lesson.attention, x, x, x, **options)
         assert_refused(call, (), error, message, x)
@@ -380,3 +382,10 @@ def test_large_scores(lesson, device):
     q = torch.full((1, 1, 4, 16), -250.0, dtype=F16, device=device)
     scale = 2**27.9 / (16 * 250**2 * math.log2(math.e))
     assert (lesson.attention(q, -q, torch.ones_like(q), scale=scale) == 1).all()
+
+
+def test_gradients_of_large_scores(lesson, device):
+    """Up to the size that the docstring names."""
+    q = torch.full((1, 1, 64, 16), 63.9, dtype=F16, device=device)
+    v, do = (normals(q.shape, "contiguous", F16, device, seed) for seed in (1, 2))
+    assert_right(lesson, q, q.clone(), v, do)

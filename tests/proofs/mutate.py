@@ -152,11 +152,6 @@ HARMLESS = {
     ("attention_kernel", "wrong start", "total = tl.zeros((BLOCK_M,), tl.float32)"): FIRST_ALPHA,
     ("specialised_kernel", "wrong start", "total = tl.zeros((BLOCK_M,), tl.float32)"): FIRST_ALPHA,
     (
-        "attention_kernel",
-        "no tail",
-        "for n in range(full if MASK else 0, end if MASK else full, BLOCK_N):",
-    ): "full is a multiple, or the result is wrong on purpose",
-    (
         "norm_backward_kernel",
         "no cast",
         "g *= (w if EARLY else tl.load(w_ptr + at, live, 0)).to(dtype)",
@@ -291,7 +286,7 @@ def no_tail(edits):
     for call in edits.calls("range"):
         if len(call.args) == 3:
             stop, step = map(edits.text, call.args[1:])
-            yield [(call.args[1], f"{stop} // ({step}) * ({step})")]
+            yield [(call.args[1], f"({stop}) // ({step}) * ({step})")]
     for call in edits.calls("tl.cdiv", "triton.cdiv"):
         yield [(call, edits.floor(call))]
 

@@ -125,8 +125,14 @@ def test_every_lesson_with_kernels_is_proven():
 
 
 # racecheck names 8 bytes by which a kernel with specialised warps gives each of 8 warps its task:
-# the compiler's own, behind barriers of some warps, which the tool does not follow.
-RACECHECK_CANNOT = {"attention attention"}
+# the compiler's own. All warps meet at a barrier in between, at different places of the program.
+NAMED_BY_RACECHECK = {"attention attention": 4}
+# Too slow under the sanitizer.
+NOT_SANITIZED = {
+    "gemm gemm in large tiles",
+    "gemm_epilogue linear_act in large tiles",
+    "gemm_fast matmul in large tiles",
+}
 
 
 def test_what_the_page_shows_was_proven():
@@ -138,9 +144,10 @@ def test_what_the_page_shows_was_proven():
     )
     assert {row["operator"] for row in proofs} == set(OPERATORS)
     assert all(row["proven"] >= 10_000 and row["failures"] == 0 for row in proofs)
-    assert {row["operator"] for row in sanitizer} <= set(OPERATORS)
+    assert {row["operator"] for row in sanitizer} == set(OPERATORS) - NOT_SANITIZED
     assert not any(row["memcheck"] for row in sanitizer)
-    assert {row["operator"] for row in sanitizer if row["racecheck"]} == RACECHECK_CANNOT
+    named = {row["operator"]: row["racecheck"] for row in sanitizer if row["racecheck"]}
+    assert named == NAMED_BY_RACECHECK
     for row in [*proofs, *sanitizer]:
         lesson = lessons.find()[OPERATORS[row["operator"]].lesson]
         assert row["code"] == lesson.code_hash(), f"{row['operator']}: prove it again"
