@@ -525,14 +525,15 @@ plt.show()
 #
 # Backward has at least :measured:`autograd min(triton/torch) metric=GB/s
 # N>=256` the speed of PyTorch's, :measured:`autograd min(triton/torch.compile)
-# metric=GB/s` that of ``torch.compile``. From 1024 to 4096 columns it is at
-# least :measured:`autograd min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of
-# the ceiling. Rows of 781 begin anywhere, so each load is one element. A block
-# is a power of two, so 5120 columns leave 3072 of 8192 places idle: in bfloat16
-# :measured:`autograd min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`, in
-# float32, of twice the bytes, :measured:`autograd min(triton/ceiling)
-# metric=GB/s N=5120 dtype=float32`. Above 8192, two programs read each row, one
-# from L2: :measured:`autograd min(triton/ceiling) metric=GB/s N>=12288`.
+# metric=GB/s N=16384 dtype=bfloat16` that of ``torch.compile`` at 16384
+# columns. From 1024 to 4096 it is at least :measured:`autograd
+# min(triton/ceiling) metric=GB/s N>=1024 N<=4096` of the ceiling. Rows of 781
+# begin anywhere, so each load is one element. A block is a power of two: 5120
+# columns leave 3072 places idle: in bfloat16 :measured:`autograd
+# min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`, in float32, of twice
+# the bytes, :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
+# dtype=float32`. Above 8192, two programs read each row, one from L2:
+# :measured:`autograd min(triton/ceiling) metric=GB/s N>=12288`.
 #
 # .. admonition:: Takeaway
 #
