@@ -35,3 +35,25 @@ def normals(shape, layout, dtype, device, seed):
     else:
         inner.copy_(values)
     return inner
+
+
+def check_held(hold, device):
+    """What a descriptor cannot hold is copied, and only that."""
+    room = torch.arange(2000, device=device).to(torch.float16)
+    for strides, offset, fits in (
+        ((640, 320, 16, 1), 0, True),
+        ((8, 24, 16, 1), 8, True),  # rows overlap
+        ((640, 320, 16, 1), 4, False),  # 8 bytes: not aligned
+        ((640, 320, 20, 1), 0, False),
+        ((640, 324, 16, 1), 0, False),
+        ((644, 320, 16, 1), 0, False),
+        ((0, 320, 16, 1), 0, False),
+        ((640, 320, 16, 2), 0, False),
+    ):
+        t = room.as_strided((2, 2, 20, 16), strides, offset)
+        held = hold(t)
+        assert (held.data_ptr() == t.data_ptr()) == fits and torch.equal(held, t), strides
+        assert all(n % 8 == 0 and n for n in held.stride()[:3]) and held.stride(3) == 1
+    for stride, fits in (2**39 - 8, True), (2**39, False):
+        t = room.as_strided((1, 1, 20, 16), (stride, 320, 16, 1))
+        assert (hold(t).stride(0) == stride) == fits

@@ -563,7 +563,7 @@ plt.show()
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=0 N=16384
 # dtype=float16` of the plain kernel; with a causal mask in every tile
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384
-# dtype=float16`. With heads of 64 the wrapper takes the plain kernel: three
+# dtype=float16`. With heads of 64 the wrapper takes the plain kernel: several
 # programs fit on an SM, and one calculates while another waits.
 #
 # What lies in memory

@@ -421,7 +421,7 @@ for case, sides in cases.items():
 # clock. Counted are five products over the pairs that the mask leaves. The
 # ceiling is ``torch.mm``, 8192 cubed. ``torch`` is PyTorch without a fused
 # kernel, in float16. There are 32,768 tokens in all. MiB at most lack what the
-# call before still held, up to 900.
+# call before still held.
 
 PEERS = {"torch": SDPBackend.MATH, "sdpa:flash": SDPBackend.FLASH_ATTENTION}
 PEERS |= {"sdpa:cudnn": SDPBackend.CUDNN_ATTENTION, "triton": SDPBackend.MATH}
