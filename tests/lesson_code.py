@@ -39,7 +39,7 @@ def load(stem: str) -> ModuleType:
 
 # (lesson, function) of @triton.jit functions that only kernels call
 HELPERS = {("softmax", "shifted_exp"), ("gemm_fast", "tile_of")}
-HELPERS |= {("attention", name) for name in ("add_scores", "store_rows", "hide")}
+HELPERS |= {("attention", name) for name in ("add_scores", "store_rows", "hide", "correct")}
 HELPERS |= {("autograd", "add_to")}
 HELPERS |= {("attention_backward", "tile"), ("attention_backward", "put")}
 

@@ -288,11 +288,11 @@ for op, N, dtype in cases if gpu else ():
     print(f"{op:10} {N:6} {case['dtype']}", end="")
     for provider, call in calls.items():
         try:
-            wrong = provider > "torch" and (call() - eager()).abs().max() > 0.3
+            right = provider <= "torch" or (call() - eager()).abs().max() <= 0.3
         except Exception as error:  # torch.compile needs a C compiler
             print(f"  left out: {provider}: {error}", end="")
             continue
-        if wrong:
+        if not right:
             raise RuntimeError(f"{provider} is wrong")
         ms = triton.testing.do_bench(call, 10, 40, quantiles=[0.8, 0.5, 0.2])
         speeds = (2 * x.nbytes / t / 1e6 for t in ms)

@@ -131,9 +131,10 @@ LOWEST, FLOOR = tl.constexpr(-math.inf), tl.constexpr(-3e38)
 
 
 @triton.jit
-def add_scores(s, m, total, scale):
+def add_scores(s, m, total, scale, SLACK: tl.constexpr):
     """Weights of a tile, the correction, and maximum and sum so far."""
-    high = tl.maximum(m, tl.max(s, 1) * scale)
+    high = tl.max(s, 1) * scale
+    high = tl.where(high - m > SLACK, high, m)
     p = tl.exp2(s * scale - high[:, None])
     alpha = tl.exp2(m - high)
     return p, alpha, high, total * alpha + tl.sum(p, 1)
@@ -191,7 +192,7 @@ def attention_kernel(
             if MASK:
                 live = (n + offs_n)[None, :] <= last[:, None]
                 s = tl.where(live, s, LOWEST)
-            p, alpha, m, total = add_scores(s, m, total, scale)
+            p, alpha, m, total = add_scores(s, m, total, scale, 0)
             v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
             acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
             if seen_ptr is not None:  # of a single head: 1, if masked 2
@@ -216,31 +217,63 @@ def attention_kernel(
 # The compiler is particular. It halves the tile of queries, so their descriptor
 # is made in the kernel, and has two axes: of four, it halves the wrong one, and
 # a barrier waits for ever. It takes one loop over keys, not two: with a causal
-# mask, every tile is masked. Eight heads take turns: else one program might get
+# mask, every tile is masked. Four heads take turns: else one program might get
 # only tiles that see many keys.
 #
-# As every tile is masked, a mask must be cheap. For ``tl.where``, a thread
-# compares 64 times before its scores are there, and packs the answers into
-# bits. As PTX, each comparison waits for its score, and needs no bits.
+# That mask must be cheap: it changes few tiles. And ``alpha`` changes few rows:
+# the more keys a row has seen, the rarer a new maximum. It gets rarer still if
+# a maximum gives way only to one that exceeds it by ``SLACK = 8``: weights then
+# grow to ``2**8``, which float16 holds. Both changes can be skipped. But an
+# ``if`` in Triton makes the compiler give up its groups. PTX, NVIDIA's assembly
+# language, hides one: a thread has 64 numbers of a tile, and a warp jumps over
+# its 64 steps unless one of the numbers has ``work``, a byte that is not 0.
+
+
+def unless_idle(step, kinds):
+    """PTX and operands: a thread's 64 numbers change if its warp has work."""
+    kinds = ["=f"] * 64 + [*map(str, range(64)), *kinds] + ["r"] * 16
+    regs = [f"${i}" for i in range(len(kinds))]  # 64 to 127 are 0 to 63 again
+    ptx = "{.reg .b32 w; .reg .pred p; mov.b32 w,0;"
+    ptx += "".join(f"or.b32 w,w,{bytes4};" for bytes4 in regs[-16:])
+    ptx += "setp.ne.b32 p,w,0; vote.sync.any.pred p,p,-1; @!p bra.uni DONE;"
+    ptx += "".join(step.format(*regs[i:-16:64]) for i in range(64))
+    return tl.constexpr((ptx + "DONE:}", ",".join(kinds)))
+
+
+STEP = "setp.le.s32 p,{2},{3}; selp.f32 {0},{0},0fFF800000,p;"
+HIDE = unless_idle(STEP, "r" * 128)
+CORRECT = unless_idle("mul.f32 {0},{0},{2};", "f" * 64)
 
 
 @triton.jit
-def hide(s, key, last, PTX: tl.constexpr):
-    """-inf for keys after the last that a row sees."""
+def hide(s, key, last, work, PTX: tl.constexpr):
+    """-inf for keys after the last that a row sees; no work: there are none."""
     if not PTX:
-        return tl.where(key <= last, s, LOWEST)
+        return tl.where((key > last) & work, LOWEST, s)
+    args = s, key, last, work.to(tl.int8)
     return tl.inline_asm_elementwise(
-        "{.reg .pred p; setp.le.s32 p,$2,$3; selp.f32 $0,$1,0fFF800000,p;}",
-        "=f,f,r,r", [s, key, last], tl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
+        HIDE[0], HIDE[1], args, tl.float32, is_pure=True, pack=64
+    )
+
+
+@triton.jit
+def correct(acc, alpha, PTX: tl.constexpr):
+    """acc * alpha, where alpha is 1 nearly always."""
+    if not PTX:
+        return acc * alpha
+    args = acc, alpha, (alpha != 1).to(tl.int8)
+    return tl.inline_asm_elementwise(
+        CORRECT[0], CORRECT[1], args, tl.float32, is_pure=True, pack=64
+    )
 
 
 @triton.jit
 def specialised_kernel(
     q_ptr, k_desc, v_desc, out_ptr, all_heads, heads, group, M, N, D,
     stride_q, stride_ob, stride_oh, stride_om, stride_od, scale,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, SMS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    CAUSAL: tl.constexpr, MASK: tl.constexpr, PTX: tl.constexpr,
+    SMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     pid, tiles = tl.program_id(0), tl.cdiv(M, BLOCK_M)
     stride_q = tl.cast(stride_q, tl.int64)
@@ -248,17 +281,18 @@ def specialised_kernel(
         q_ptr, [all_heads * M, D], [stride_q, 1], [BLOCK_M, BLOCK_D]
     )
     for at in tl.range(pid, tiles * all_heads, SMS, warp_specialize=True):
-        first = at // (8 * tiles) * 8  # eight heads at once
-        width = tl.minimum(all_heads - first, 8)
-        head = first + at % (8 * tiles) % width
-        row = (tiles - 1 - at % (8 * tiles) // width) * BLOCK_M
+        first = at // (4 * tiles) * 4  # four heads at once
+        width = tl.minimum(all_heads - first, 4)
+        head = first + at % (4 * tiles) % width
+        row = (tiles - 1 - at % (4 * tiles) // width) * BLOCK_M
         b, h = head // heads, head % heads
         q = q_desc.load([head * M + row, 0])
         offs_m, offs_n = row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-        last, end = offs_m * 0 + N - 1, N
+        last, end, full = offs_m * 0 + N - 1, N, N
         if CAUSAL:
             last = tl.minimum(offs_m - M + N, N - 1)
             end = tl.minimum(row - M + N + BLOCK_M, N)
+            full = tl.minimum(row - M + N + 1, N)
         m = tl.full((BLOCK_M,), FLOOR, tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -266,10 +300,12 @@ def specialised_kernel(
             k = k_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
             s = tl.dot(q, k.T)
             if MASK:
-                s = hide(s, (n + offs_n)[None, :], last[:, None], MASK == 2)
-            p, alpha, m, total = add_scores(s, m, total, scale)
+                key, cut = n + offs_n[None, :], n + BLOCK_N > full
+                s = hide(s, key, last[:, None], cut, PTX)
+            p, alpha, m, total = add_scores(s, m, total, scale, 8)
             v = v_desc.load([b, h // group, n, 0]).reshape(BLOCK_N, BLOCK_D)
-            acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None])
+            acc = correct(acc, alpha[:, None], PTX)
+            acc = tl.dot(p.to(v.dtype), v, acc)
         strides = stride_ob, stride_oh, stride_om, stride_od
         store_rows(acc, total, out_ptr, b, h, offs_m, M, D, *strides, BLOCK_D)
 
@@ -339,7 +375,7 @@ def launch(q, k, v, out, causal, scale=None, tile=None, ROUND=True, seen=None):
         triton.set_allocator(new)  # for the descriptor of queries
         args = q, *descs, out, B * H, *tail, q.stride(0), *out.stride()
         mask = bool(causal) or N % BN > 0
-        options |= dict(MASK=mask * (2 - INTERPRET), SMS=sms)  # 2: in PTX
+        options |= dict(MASK=mask, PTX=not INTERPRET, SMS=sms)
         specialised_kernel[(min(sms, programs),)](*args, scale, **options)
     else:
         args = descs[2], *descs[:2], out, seen, *tail, *out.stride(), scale
@@ -392,10 +428,10 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
         raise ValueError(f"q, k, v have {q.shape}, {k.shape}, {v.shape}")
     if H % heads if heads else H:
         raise ValueError(f"q has {H} heads, not a multiple of {heads}")
-    scale = max(D, 1) ** -0.5 if scale is None else scale
-    if type(causal) is not bool or type(scale) not in (int, float):
+    factor = 1 if scale is None else scale
+    if type(causal) is not bool or type(factor) not in (int, float):
         raise TypeError(f"causal={causal!r}, scale={scale!r}: a bool, a number")
-    if not 1e-30 < scale < 1e20:
+    if not 1e-30 < factor < 1e20:
         raise ValueError(f"scale is {scale}, not between 1e-30 and 1e20")
     out = q.new_empty(q.shape) if out is None else out
     check("out", out, q)
@@ -670,7 +706,7 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 # ---------
 #
 # - Let a query see the last 256 keys only. Which two bounds change?
-# - Multiply ``acc`` by ``alpha`` only where a maximum grew. Is it faster?
+# - Count the tiles in which a maximum grows, with ``SLACK`` 0 and 8.
 # - Store each sum's logarithm, the maximum added; :lesson:`attention_backward`
 #   needs it.
 #

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from refusals import assert_refused
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
 
 F16, BF16 = torch.float16, torch.bfloat16
 WITH_BFLOAT16 = ["DTYPES"]  # of the lesson
@@ -99,7 +100,8 @@ def test_each_half_fetches_its_own_queries(lesson):
     arguments |= {"q_ptr": "*fp16:16", "out_ptr": "*fp16:16", "scale": "fp32"}
     sizes = "all_heads heads group M N D stride_q stride_ob stride_oh stride_om stride_od"
     arguments |= dict.fromkeys(sizes.split(), "i32")
-    constants = {"CAUSAL": 1, "MASK": 2, "SMS": 132, "BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128}
+    constants = {"BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 128, "SMS": 132}
+    constants |= dict.fromkeys(("CAUSAL", "MASK", "PTX"), True)
     options = {"num_warps": warps, "num_stages": stages}
     job = Job("attention", "specialised_kernel", "sm_90", arguments, constants, options)
     text = compile_kernel(job).asm["ttgir"]
@@ -108,6 +110,36 @@ def test_each_half_fetches_its_own_queries(lesson):
     assert made == [f"{BM // 2}x128"]
     fetched = Counter(map(int, re.findall(r"barrier_expect .*?, (\d+)", text)))
     assert fetched == {BM * 128: 2, 2 * BN * 128: 2}  # bytes: two halves; keys, values
+
+
+@triton.jit
+def step_kernel(x_ptr, row_ptr, work, STEP: tl.constexpr, HIDES: tl.constexpr, PTX: tl.constexpr):
+    """One of the lesson's two steps on a tile of 64 by 128, in place."""
+    rows, cols = tl.arange(0, 64)[:, None], tl.arange(0, 128)[None, :]
+    x, row = tl.load(x_ptr + rows * 128 + cols), tl.load(row_ptr + rows)
+    if HIDES:
+        x = STEP(x, cols, row, work > 0, PTX)
+    else:
+        x = STEP(x, row, PTX)
+    tl.store(x_ptr + rows * 128 + cols, x)
+
+
+@pytest.mark.parametrize("rows", [(), (0,), (37,), (63,), (3, 18, 40), range(64)], ids=str)
+def test_steps_are_skipped_only_without_work(lesson, device, rows):
+    """A row with work is changed, and no other, however few rows of a warp have some."""
+    x = torch.randn(64, 128, device=device)
+    alpha = torch.ones(64, device=device)
+    last = torch.full((64,), 127, dtype=torch.int32, device=device)
+    alpha[list(rows)], last[list(rows)] = 0.3, 50
+    PTX = device == "cuda"
+    got = x.clone()
+    step_kernel[(1,)](got, alpha, 0, STEP=lesson.correct, HIDES=False, PTX=PTX)
+    assert torch.equal(got, x * alpha[:, None])
+    hidden = torch.arange(128, device=device) > last[:, None]
+    for work in (0, 1):
+        got = x.clone()
+        step_kernel[(1,)](got, last, work, STEP=lesson.hide, HIDES=True, PTX=PTX)
+        assert torch.equal(got, x.masked_fill(hidden, -math.inf) if work else x)
 
 
 def test_the_reference(lesson):
@@ -300,7 +332,7 @@ def refusals(x):
         message = f"causal=False, scale={scale!r}: a bool, a number"
         yield (x, x, x), {"scale": scale}, TypeError, message
     for causal in (1, None, torch.ones(2)):
-        yield (x, x, x), {"causal": causal}, TypeError, f"causal={causal!r}, scale=0.25: a bool"
+        yield (x, x, x), {"causal": causal}, TypeError, f"causal={causal!r}, scale=None: a bool"
     leaf = x.clone().requires_grad_()
     yield (leaf, x, x), {}, ValueError, "q requires a gradient; pass q.detach()"
     yield (x, x, x), {"out": x[:, :, :5]}, ValueError, f"out has {x[:, :, :5].shape}, q has"
