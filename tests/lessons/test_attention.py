@@ -136,7 +136,7 @@ def test_steps_are_skipped_only_without_work(lesson, device, rows):
     step_kernel[(1,)](got, alpha, 0, STEP=lesson.correct, HIDES=False, PTX=PTX)
     assert torch.equal(got, x * alpha[:, None])
     hidden = torch.arange(128, device=device) > last[:, None]
-    for work in (0, 1):
+    for work in (0, 2):  # Triton makes 1 a constant
         got = x.clone()
         step_kernel[(1,)](got, last, work, STEP=lesson.hide, HIDES=True, PTX=PTX)
         assert torch.equal(got, x.masked_fill(hidden, -math.inf) if work else x)
