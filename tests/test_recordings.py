@@ -85,7 +85,6 @@ REACHED = {
 MISSED = {
     "softmax min(triton/torch.compile) metric=GB/s N>=256": 0.996,
     "gemm_epilogue geomean(triton/torch) metric=us M>=512": 1.017,
-    "attention min(triton/sdpa:cudnn) metric=TFLOP/s dtype=float16": 0.839,
 }
 
 

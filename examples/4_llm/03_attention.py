@@ -221,12 +221,14 @@ def attention_kernel(
 # only tiles that see many keys.
 #
 # That mask must be cheap: it changes few tiles. And ``alpha`` changes few rows:
-# the more keys a row has seen, the rarer a new maximum. It gets rarer still if
-# a maximum gives way only to one that exceeds it by ``SLACK = 8``: weights then
-# grow to ``2**8``, which float16 holds. Both changes can be skipped. But an
-# ``if`` in Triton makes the compiler give up its groups. PTX, NVIDIA's assembly
-# language, hides one: a thread has 64 numbers of a tile, and a warp jumps over
-# its 64 steps unless one of the numbers has ``work``, a byte that is not 0.
+# the more keys a row has seen, the rarer a new maximum. Still rarer, if the
+# maximum stays while no score exceeds it by more than ``SLACK = 8``: weights
+# are then at most ``2**8``, which float16 holds, and the sum divides it out.
+#
+# How can a warp skip both where nothing changes? With an ``if`` in Triton, the
+# compiler gives its groups up. So the jump is hidden from it, in PTX, NVIDIA's
+# assembly language. A thread holds 64 numbers of a tile, and a byte ``work``
+# for each: if all bytes of a warp are 0, it jumps over the 64 steps.
 
 
 def unless_idle(step, kinds):
