@@ -599,7 +599,7 @@ plt.show()
 # worst :measured:`attention min(triton/sdpa:cudnn) metric=TFLOP/s`. What do
 # warps bring that only load? With heads of 128 and 16,384 keys,
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=0 N=16384
-# dtype=float16` of the plain kernel; with a causal mask in every tile
+# dtype=float16` of the plain kernel; with a causal mask
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384
 # dtype=float16`. With heads of 64 the wrapper takes the plain kernel: several
 # programs fit on an SM, and one calculates while another waits.
