@@ -662,8 +662,7 @@ def attention(special) -> Iterator[Variant]:
             del arguments["q_desc"]
             arguments["q_ptr"] = f"*{kind}:16"
             numbers += ["all_heads", "stride_q"]
-            mask = bool(causal) or size == "i32"
-            constants |= {"MASK": mask, "PTX": True, "SMS": 132}
+            constants |= {"PTX": True, "SMS": 132}
         else:
             constants |= {"ROUND": True, "seen_ptr": None}
         arguments |= {"out_ptr": f"*{kind}:16", "scale": "fp32"} | dict.fromkeys(numbers, size)

@@ -326,7 +326,7 @@ def attention(q, k, v, *, causal=False, scale=None):
     scale: a number between -1e20 and 1e20, D ** -0.5 if None.
     Sums are float32, scores below 2**14; weights, gradients of scores and
     results are rounded to the dtype, and must fit: scale a tiny loss. inf and
-    NaN may spread to other rows: 0 * inf is NaN. A second derivative is a
+    NaN may spread to other rows: 0 * inf is NaN. create_graph=True is a
     RuntimeError, a wrong type a TypeError, the rest a ValueError.
     """
     for name, t in dict(q=q, k=k, v=v).items():

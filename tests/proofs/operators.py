@@ -992,7 +992,7 @@ listed.append(
         longest=300,
         options={
             "causal": [False, True],
-            "scale": [None, 0.3],
+            "scale": [None, 0.3, 2.0],
             "_heads": [(1, 1), (4, 2)],
             "_D": [1, 16, 40, 64, 72, 128, 256],
         },
