@@ -77,9 +77,9 @@ def test_sizes(lesson, device, sizes, causal, dtype):
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_both_kernels(lesson, device, kernel, M, N, causal):
-    for (D, dtype), times in itertools.product(((128, F16), (72, BF16)), (1, 4)):
+    for (D, dtype), times in itertools.product(((128, F16), (72, BF16)), (1, 8)):
         q, k, v = inputs(2, 4, 2, M, N, D, dtype, device)
-        assert_right(lesson, times * q, k, v, causal)  # of 4, maxima grow by more than SLACK
+        assert_right(lesson, times * q, k, v, causal)  # of 8, maxima grow by far more than SLACK
 
 
 def test_the_wrapper_takes_both(lesson, device, monkeypatch):
