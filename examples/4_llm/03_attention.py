@@ -132,7 +132,7 @@ LOWEST, FLOOR = tl.constexpr(-math.inf), tl.constexpr(-3e38)
 
 @triton.jit
 def add_scores(s, m, total, scale, SLACK: tl.constexpr):
-    """Weights of a tile, the correction, maximum (nearly) and sum so far."""
+    """Weights of a tile, the correction, what is subtracted, the sum so far."""
     high = tl.max(s, 1) * scale
     high = tl.where(high - m > SLACK, high, m)
     p = tl.exp2(s * scale - high[:, None])
@@ -207,28 +207,38 @@ def attention_kernel(
 # -------------------------------------
 #
 # Above, a warp that calculates scores waits for keys, asks for the next, waits
-# for everyone who still reads: meanwhile its Tensor Core idles. With
-# ``warp_specialize`` the compiler makes three groups of warps out of the loop:
-# one only loads, and two calculate, each half of the rows. One half's
-# exponentials run beside the other half's products. The loop goes over tiles of
-# queries: one program an SM takes every ``SMS``-th, and loads ahead into the
-# next.
+# until all warps have read the last: meanwhile its Tensor Core idles. With
+# ``warp_specialize`` the compiler makes three groups of ``num_warps`` out of
+# the loop: one only loads, and two calculate, each half of the rows. While one
+# is at its exponentials, the other can multiply. The loop goes over tiles of
+# queries, so the next tile's data arrive before this one is done: program
+# ``pid`` of ``SMS``, one an SM, takes the tiles ``pid``, ``pid + SMS``, and so
+# on.
 #
-# The compiler is particular. It halves the tile of queries, so their descriptor
-# is made in the kernel, and has two axes: of four, it halves the wrong one, and
-# a barrier waits for ever. It takes one loop over keys, not two: with a causal
-# mask, every tile passes it. Four heads take turns: else one program might get
-# only tiles that see many keys.
+# The compiler is particular. It halves the tile of queries. A descriptor from
+# the host fetches whole tiles, so theirs is made in the kernel. It has two
+# axes: of four, the compiler would halve the wrong one, and a barrier would
+# wait for ever. Past the end of a head come rows of the next, calculated, but
+# not stored. Only one loop over keys is accepted, so each tile of scores passes
+# the mask. The tiles of four heads alternate: with 8 tiles a head and 132
+# programs, program 0 would else get only a head's tiles 0 and 4, and program 3
+# only 3 and 7, which see fewer keys.
 #
-# That mask must be cheap: it changes few tiles. And ``alpha`` changes few rows:
-# the more keys a row has seen, the rarer a new maximum. Still rarer, if the
-# maximum stays while no score exceeds it by more than ``SLACK = 8``: weights
-# are then at most ``2**8``, which float16 holds, and the sum divides it out.
+# Where the mask changes nothing, in most tiles, it should cost next to nothing.
+# ``alpha``, too, changes few rows: the more keys a row has seen, the rarer a
+# new maximum. But a warp skips nothing unless all its 16 rows agree. Need ``m``
+# be the maximum? Whatever is subtracted, ``acc`` and ``total`` have the same
+# factor, which the division removes. So ``m`` stays, and ``alpha`` is 1, until
+# a scaled score, the exponent of 2, exceeds it by more than ``SLACK = 8``.
+# Weights are then at most ``2**8``, which float16 holds.
 #
-# How can a warp skip both where nothing changes? With an ``if`` in Triton, the
-# compiler gives its groups up. So the jump is concealed, in PTX, NVIDIA's
-# assembly language. A thread holds 64 numbers of a tile, and a byte ``work``
-# for each: if all bytes of a warp are 0, it jumps over the 64 steps.
+# How can a warp skip both? With an ``if`` in Triton, the compiler makes no
+# groups. But inline assembly is to it one element-wise operation, and it does
+# not look inside: so the jump is written in PTX. Half a tile, 64 by 128, lies
+# in 4 warps: a thread has 64 numbers, and ``step`` is there 64 times. A byte
+# for each number says whether it has work: in ``hide`` all bytes are alike, in
+# ``correct`` those of a row. ``or`` joins a thread's bytes, ``vote`` asks the
+# warp's 32 threads. Without work, they jump to ``DONE``.
 
 
 def unless_idle(step, kinds):
@@ -249,7 +259,7 @@ CORRECT = unless_idle("mul.f32 {0},{0},{2};", "f" * 64)
 
 @triton.jit
 def hide(s, key, last, work, PTX: tl.constexpr):
-    """-inf for keys after the last that a row sees; no work: there are none."""
+    """-inf for keys after the last that a row sees; work: are there any?"""
     if not PTX:
         return tl.where((key > last) & work, LOWEST, s)
     args = s, key, last, work.to(tl.int8)
@@ -293,7 +303,7 @@ def specialised_kernel(
         if CAUSAL:
             last = tl.minimum(offs_m - M + N, N - 1)
             end = tl.minimum(row - M + N + BLOCK_M, N)
-            full = row - M + N + 1
+            full = row - M + N + 1  # keys that its first row sees
         m = tl.full((BLOCK_M,), FLOOR, tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
@@ -315,8 +325,9 @@ def specialised_kernel(
 # -----------
 #
 # A descriptor holds heads whose numbers are neighbours, and whose rows begin at
-# multiples of 16 bytes; others are copied first. Which tile? An H200's fastest;
-# a smaller one without TMA, where pointers take registers, or without 227 KiB.
+# multiples of 16 bytes; others are copied first. Which kernel? The second on a
+# Hopper GPU, with ``D`` from 65 to 128. Which tile? An H200's fastest; a
+# smaller one without TMA, where pointers take registers, or without 227 KiB.
 
 F16, BF16 = torch.float16, torch.bfloat16
 DTYPES = [F16] + [BF16] * CUDA8  # interpreted, bfloat16 is wrong
@@ -461,9 +472,9 @@ def attention(q, k, v, *, causal=False, scale=None, out=None):
 #
 # NaN lie around all tensors. A weight is rounded to 16 bits before it meets its
 # value, a result once more: together at most ``eps`` of the mean of absolute
-# values, for ordinary weights; below ``2**-25`` of the largest, float16 has 0.
-# Three heads share keys; some lengths fill no tile, some leave queries without
-# a key. ``pad = 7`` is not aligned for a descriptor.
+# values, for ordinary weights; below ``2**-25`` of the largest, float16 may
+# have 0. Three heads share keys; some lengths fill no tile, some leave queries
+# without a key. ``pad = 7`` is not aligned for a descriptor.
 
 
 def random(B, H, length, D, dtype=F16, pad=8):
@@ -591,16 +602,17 @@ plt.show()
 # %%
 # Figure. TFLOP/s in float16 against the number of queries and keys.
 #
-# FlashAttention-2 uses none of Hopper's instructions: the wrapper has at least
-# :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its speed; of
-# cuDNN's :measured:`attention geomean(triton/sdpa:cudnn) metric=TFLOP/s`, at
-# worst :measured:`attention min(triton/sdpa:cudnn) metric=TFLOP/s`. What do
-# warps bring that only load? With heads of 128 and 16,384 keys,
+# FlashAttention-2 uses none of Hopper's new instructions: the wrapper has at
+# least :measured:`attention min(triton/sdpa:flash) metric=TFLOP/s` of its
+# speed; of cuDNN's, as a geometric mean, :measured:`attention
+# geomean(triton/sdpa:cudnn) metric=TFLOP/s`, at worst :measured:`attention
+# min(triton/sdpa:cudnn) metric=TFLOP/s`. What do groups of warps, larger tiles
+# and jumps bring together? With heads of 128 and 16,384 keys,
 # :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=0 N=16384
-# dtype=float16` of the plain kernel; with a causal mask
-# :measured:`attention triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384
-# dtype=float16`. With heads of 64 the wrapper takes the plain kernel: several
-# programs fit on an SM, and one calculates while another waits.
+# dtype=float16` of the plain kernel; with a causal mask :measured:`attention
+# triton/triton:plain metric=TFLOP/s D=128 causal=1 N=16384 dtype=float16`. With
+# heads of 64 the wrapper takes the plain kernel: several programs fit on an SM,
+# and one calculates while another waits.
 #
 # What lies in memory
 # -------------------
@@ -705,7 +717,7 @@ for (BM, BN), ROUND in itertools.product(shapes, (True, False)):
 # Exercises
 # ---------
 #
-# - Let a query see the last 256 keys only. Which two bounds change?
+# - Let a query see only the last 256 of its keys. Which two bounds change?
 # - Count the tiles in which a maximum grows, with ``SLACK`` 0 and 8.
 # - Store each sum's logarithm, the maximum added; :lesson:`attention_backward`
 #   needs it.
