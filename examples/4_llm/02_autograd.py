@@ -464,8 +464,8 @@ for rows, how in [(rows, how) for rows in ("many", "one") for how in ways]:
 #
 # Forward runs once, backward often, on 1 GiB where memory allows, so that it
 # takes longer than its start. Bandwidth counts as the bound does: ``x``, ``dy``
-# and ``dx`` once. PyTorch has one kernel for ``dx``, and others for ``dw`` and
-# ``db``, that read ``x`` and ``dy`` again: five passes over memory, not three.
+# and ``dx`` once. PyTorch's source has one kernel for ``dx``, and others for
+# ``dw`` and ``db``, that read ``x`` and ``dy`` again: five passes, not three.
 
 config.donated_buffer = False  # as a compiled backward runs often
 size = 2**30 if free > 2e10 else 2**28 if free > 5e9 else 2**26  # bytes
@@ -532,7 +532,7 @@ plt.show()
 # columns leave 3072 places idle: in bfloat16 :measured:`autograd
 # min(triton/ceiling) metric=GB/s N=5120 dtype=bfloat16`, in float32, of twice
 # the bytes, :measured:`autograd min(triton/ceiling) metric=GB/s N=5120
-# dtype=float32`. Above 8192, two programs read each row, one from L2:
+# dtype=float32`. Above 8192, two programs read each row:
 # :measured:`autograd min(triton/ceiling) metric=GB/s N>=12288`.
 #
 # .. admonition:: Takeaway

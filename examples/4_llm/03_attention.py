@@ -211,9 +211,8 @@ def attention_kernel(
 # ``warp_specialize`` the compiler makes three groups of ``num_warps`` out of
 # the loop: one only loads, and two calculate, each half of the rows. While one
 # is at its exponentials, the other can multiply. The loop goes over tiles of
-# queries, so the next tile's data arrive before this one is done: program
-# ``pid`` of ``SMS``, one an SM, takes the tiles ``pid``, ``pid + SMS``, and so
-# on.
+# queries, so loading can run ahead into the next: program ``pid`` of ``SMS``,
+# one an SM, takes the tiles ``pid``, ``pid + SMS``, and so on.
 #
 # The compiler is particular. It halves the tile of queries. A descriptor from
 # the host fetches whole tiles, so theirs is made in the kernel. It has two

@@ -119,6 +119,22 @@ def test_each_half_fetches_its_own_queries(lesson):
     assert [len(set(side)) for side in zip(*compared[:64])] == [32, 2]
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+def test_several_programs_fit_on_an_sm_with_heads_of_64(lesson, causal):
+    BM, BN, warps, stages = lesson.TILES[64][0]
+    arguments = {f"{x}_desc": f"tensordesc<fp16[1, 1, {BN}, 64]>" for x in "kv"}
+    arguments |= {"q_desc": f"tensordesc<fp16[1, 1, {BM}, 64]>", "out_ptr": "*fp16:16"}
+    arguments |= dict.fromkeys("heads group M N D stride_ob stride_oh stride_om".split(), "i32")
+    arguments["scale"] = "fp32"
+    constants = {"BLOCK_M": BM, "BLOCK_N": BN, "BLOCK_D": 64, "CAUSAL": causal, "ROUND": True}
+    constants |= {"seen_ptr": None, "stride_od": 1}
+    options = {"num_warps": warps, "num_stages": stages}
+    job = Job("attention", "attention_kernel", "sm_90", arguments, constants, options)
+    report = compile_kernel(job)
+    assert 2 * report.registers * 32 * warps <= 2**16
+    assert 2 * (report.shared + 1024) <= 228 * 1024  # 1 KiB is the system's
+
+
 @triton.jit
 def step_kernel(x_ptr, row_ptr, work, STEP: tl.constexpr, HIDES: tl.constexpr, PTX: tl.constexpr):
     """One of the lesson's two steps on a tile of 512 by 16, in place: 8 rows a warp."""
